@@ -101,12 +101,12 @@ class ExperimentConfig:
         """Raises UserError for a name or a key that could lead out of out_dir: runs' folders and scores' files bear the
         names of arms and scores."""
         named = [(kind, *entry) for kind in ("arms", "variants", "scores") for entry in getattr(self, kind).items()]
-        for kind, name, _ in [*named, ("name", self.name, {})]:
+        named += [("name", self.name, {}), ("base, selection_base", "runs", self.base | self.selection_base)]
+        for kind, name, keys in named:
             is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
             if not is_text or name[0] == "." or {"/", "\\"} & set(name) or len(name.encode()) > 80:
                 words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin with no dot"
                 raise UserError(f"{kind}: {show(name)}: {words}")
-        for kind, name, keys in [*named, ("base", "", self.base), ("selection_base", "", self.selection_base)]:
             if taken := sorted(OURS[kind == "scores"] & keys.keys()):
                 raise UserError(f"{kind}: {name}: {taken[0]}: the experiment sets it, so that files stay in out_dir")
 
@@ -158,12 +158,12 @@ class ExperimentConfig:
     def check_claim(self, name: str, claim: dict) -> None:
         """Raises UserError for a claim whose parts contradict each other, or that names what the experiment lacks."""
         label, path, given = f"claims: {name}", claim.get("of", [self.metric]), claim.keys()
-        for part in given:
-            configurator.check_choice(label, part, [key.rstrip("?") for key in ENTRIES["claims"]])
+        check_named(label, given, [part.rstrip("?") for part in ENTRIES["claims"]], "parts")
+        check_named(label, claim["contrast"], self.arms, "arms")
+        n_seeds = len(claims.seeds_of_claim(self, claim["contrast"]))
         names = [part for part in path if type(part) is str]
         is_of_curve = len(path) == 2 and names == path[:1] and type(path[1]) in (int, float)
         is_path = is_of_curve if curves.METRICS.keys() & names[:1] else names == path != ["log"]
-        wrong = wrong_field(claim["contrast"], WEIGHTS)
         refuse({
             f"{label}: must have above, other_than or within": not {"above", "other_than", "within"} & given,
             f"{label}: other_than has two sides, and no above": "other_than" in given and {"above", "sides"} & given,
@@ -171,11 +171,9 @@ class ExperimentConfig:
                 "in" in given and ("above" not in given or {"sides", "within", "family"} & given)
             ),
             f"{label}: of={show(path)}: must be names that lead to a number, or like ['lost', 0.9]": not is_path,
-            f"{label}: {wrong}": wrong,
+            f"{label}: contrast={{}}: must have an arm with its weight": not claim["contrast"],
+            f"{label}: in={claim.get('in')}: is more than the seeds of its arms": claim.get("in", 0) > n_seeds,
         })  # fmt: skip
-        check_named(label, claim["contrast"], self.arms, "arms")
-        is_more = claim.get("in", 0) > len(claims.seeds_of_claim(self, claim["contrast"]))
-        refuse({f"{label}: in={claim.get('in')}: is more than the seeds of its arms": is_more})
 
 
 configurator.begin(__name__, ExperimentConfig, __doc__)
@@ -197,8 +195,8 @@ from study import claims, curves, ranks, report
 from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
-from study.rows import read_rows, text_of
-from study.runner import gpus_of, jobs_of, lock, run_all, script_of
+from study.rows import read_rows, script_of, text_of
+from study.runner import gpus_of, jobs_of, lock, run_all
 from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
@@ -210,7 +208,7 @@ ENTRIES: dict = {
     "arms": {}, "variants": {"mixers?": NAMES}, "scores": {},
     "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": WEIGHTS,
     "claims": {
-        "contrast": (dict, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
+        "contrast": WEIGHTS, "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
         "of?": [object, 1, 9], "sides?": (int, 1, 2), "in?": (int, 1, 999), "family?": (str, 1, 99),
         "exploratory?": (bool, 0, 1), "pool?": object, "each?": NAMES,
     },
@@ -233,16 +231,15 @@ def main(argv: list[str]) -> None:
     rows = run_all(config, out_dir)
     if rows is None:
         return
-    choices = choose_rates(config, read_rows(out_dir))
+    choices, orders = choose_rates(config, read_rows(out_dir)), ranks.records(config, rows)
     judged = claims.judge_claims(config, rows, choices)
-    said, tables = claims.claims_table(judged), report.tables(config, rows)
+    said, tables = claims.claims_table(judged), report.tables(config, rows, orders)
     print("\n" + "\n\n".join(map(str, filter(None, [*tables, said]))) + "\n")
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
         figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
-        kept, orders = {"claims": list(map(claims.record, judged))}, ranks.records(config, rows)
-        if kept["claims"] or orders:
-            kept |= {"ranks": orders} if orders else {}
+        if judged or orders:
+            kept = {"claims": list(map(claims.record, judged))} | ({"ranks": orders} if orders else {})
             write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)

@@ -39,12 +39,11 @@ from statistics import fmean, median
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import PowerNorm
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from configurator import UserError
 from runs.files import one_line, read_json, read_jsonl
 from study import forests, report
-from study.drawing import COLOURS, SPARE_COLOURS, dress, legend_of, mixer_colours, write
+from study.drawing import COLOURS, SPARE_COLOURS, dress, legend_of, mixer_colours, plain_ticks, write
 from study.rows import read_rows
 from study.token_page import write_page
 
@@ -70,13 +69,13 @@ def main(argv: list[str]) -> None:
 def draw(folder: Path) -> list:
     """Draws the figures of what the folder or the file holds. Returns their paths; raises UserError."""
     if folder.suffix == ".json" and not os.path.isdir(folder):
-        return draw_maps(folder)
+        return [maps(folder)]
     if os.path.isfile(folder / "rows.jsonl"):
         rows = read_rows(folder)
         runs = collections.Counter((row["arm"], row["seed"]) for row in rows if "purpose" not in row)
         if twice := [f"arm {arm!r}, seed {seed}" for (arm, seed), n in runs.items() if n > 1]:
             raise UserError(f"{folder}: two rows of {twice[0]}; experiment.py --run=false draws the config's")
-        drawn = draw_maps(folder / "meters.json") if os.path.isfile(folder / "meters.json") else []
+        drawn = [maps(folder / "meters.json")] if os.path.isfile(folder / "meters.json") else []
         return [*report.figures(rows, folder), *drawn]
     if os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
         return [page(folder)]
@@ -118,17 +117,12 @@ def losses(metrics: list[dict]) -> tuple[list, list]:
     return train, [(row["step"], row["val_loss"]) for row in metrics if row["event"] == "eval"]
 
 
-def draw_maps(file: Path) -> list:
-    """Draws a file of meters.py. Returns the path of the figure, or a line that says why there is none."""
-    with_maps = [meters for meters in read_json(file)["checkpoints"] if meters["maps"]]
-    if not with_maps:
-        return [f"{file}: has no attention map, nothing to draw"]
-    return [maps(with_maps, file.with_name("maps.png"))]
-
-
-def maps(checkpoints: list[dict], path: Path) -> Path:
-    """The first attention map of each checkpoint of a meters.json, side by side, in one scale; behind that of one with
-    a gate, weight times gate: what the gate leaves. Returns the path."""
+def maps(file: Path) -> Path | str:
+    """Draws the first attention map of each checkpoint of a meters.json, side by side, in one scale; behind that of one
+    with a gate, weight times gate: what the gate leaves. Returns the path, or a line that says why there is none."""
+    checkpoints = [meters for meters in read_json(file)["checkpoints"] if meters["maps"]]
+    if not checkpoints:
+        return f"{file}: has no attention map, nothing to draw"
     panels, mixers = [], {meters["attention"] for meters in checkpoints}
     for meters in checkpoints:
         shown = meters["maps"][0]
@@ -137,13 +131,13 @@ def maps(checkpoints: list[dict], path: Path) -> Path:
         if gate := shown["gate"]:
             left = [[weight * value for weight in row] for row, value in zip(shown["weights"], gate, strict=True)]
             panels.append(("weight times gate", shown | {"weights": left, "gate": []}))
-    scale, n = scale_of([shown for _, shown in panels]), len(panels)
-    figure, grid = plt.subplots(1, n, figsize=(4 * n, 4), squeeze=False)
+    scale = scale_of([shown for _, shown in panels])
+    figure, grid = plt.subplots(1, len(panels), figsize=(4 * len(panels), 4), squeeze=False)
     for axes, (title, shown) in zip(grid.flat, panels, strict=True):
         image = attention_map(axes, shown, scale)
         axes.set_title(title, fontsize=12)
     figure.colorbar(image, cax=axes.inset_axes((1.05, 0, 0.05, 1)), label="weight")
-    return write(figure, path)
+    return write(figure, file.with_name("maps.png"))
 
 
 def scale_of(maps: list[dict]) -> dict:
@@ -226,12 +220,12 @@ def few(places: Iterable) -> list:
     return places[:: math.ceil(len(places) / 14)]
 
 
-def lines(axes: plt.Axes, of: Iterable[tuple], **about) -> None:
+def lines(axes: plt.Axes, of: Iterable[tuple], xlabel: str = "layer", **about) -> None:
     """Draws lines, (points, style, colour, label) each, with a legend below, where it hides no point."""
     for points, style, colour, label in of:
         axes.plot(*zip(*points, strict=True), style, color=colour, label=label, markersize=4)
     axes.margins(y=0.12)
-    axes.set(**about)
+    axes.set(xlabel=xlabel, **about)
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
     dress(axes)
 
@@ -283,7 +277,7 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="uniform weights")
     proxies = dict.fromkeys(layer["mixer"] for layer in layers.values() if layer["sink"]["kind"] == "proxy")
     title = "Sink" + f" ({', '.join(proxies)}: a proxy)" * bool(proxies)
-    lines(axes, means, title=title, xlabel="layer", ylabel="weight on token 0 (%)", xticks=few(layers), ylim=(0, None))
+    lines(axes, means, title=title, ylabel="weight on token 0 (%)", xticks=few(layers), ylim=(0, None))
 
 
 def heads_panel(axes: plt.Axes, meters: dict) -> None:
@@ -308,10 +302,8 @@ def token_0_panel(axes: plt.Axes, meters: dict) -> None:
         (of_heads(layers, "effective"), "^-", COLOURS[2], "effective sink"),
     ]
     axes.axhline(100 * meters["sink_baseline"], color="0.4", linestyle=":", label="equal parts")
-    about: dict = dict(
-        title="Token 0 in the readout", xlabel="layer", ylabel="%, mean of the heads", xticks=few(layers)
-    )
-    lines(axes, shares, ylim=(0, None), **about)
+    axes.set_title("Token 0 in the readout")
+    lines(axes, shares, ylabel="%, mean of the heads", xticks=few(layers), ylim=(0, None))
 
 
 def residual_panel(axes: plt.Axes, meters: dict) -> None:
@@ -321,12 +313,8 @@ def residual_panel(axes: plt.Axes, meters: dict) -> None:
     median = [(i, at["max"] / at["max_over_median"]) for i, at in enumerate(residuals)]
     both = [(top, "^-", COLOURS[1], "largest |h|"), (median, "o-", COLOURS[0], "median |h|")]
     title = f"Residual stream ({meters['dtype']})"
-    lines(
-        axes, both, xlabel="layer", ylabel="|h| after the layer", yscale="log", title=title, xticks=few(range(len(top)))
-    )
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    lines(axes, both, ylabel="|h| after the layer", yscale="log", title=title, xticks=few(range(len(top))))
+    plain_ticks(axes.yaxis, (1, 2, 5))
     axes.margins(y=0.15)
 
 

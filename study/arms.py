@@ -81,19 +81,16 @@ def all_claims(config) -> dict[str, dict]:
         if len(kinds) > 1 or (kinds == {"each"}) != (PLACE in name):
             words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
             raise UserError(f"claims: {name}: {words}")
-        (mixers,) = (claim[kind] for kind in kinds)
-        rule = dict.fromkeys(kinds, WEIGHTS if isinstance(mixers, dict) else NAMES) | {"contrast": WEIGHTS}
-        if wrong := wrong_field(claim, rule):
+        (kind,), others = kinds, {key: claim[key] for key in claim if key not in kinds}
+        mixers = claim[kind]
+        if wrong := wrong_field(mixers, WEIGHTS if isinstance(mixers, dict) else NAMES, kind):
             raise UserError(f"claims: {name}: {wrong}")
-        check_named(f"claims: {name}: {min(kinds)}", mixers, config.mixers, "mixers")
+        check_named(f"claims: {name}: {kind}", mixers, config.mixers, "mixers")
         check_named(f"claims: {name}", claim["contrast"], config.variants, "variants")
         weights = mixers if isinstance(mixers, dict) else dict.fromkeys(mixers, 1 / len(set(mixers)))
-        each = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers if kinds == {"each"}]
+        each = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers if kind == "each"]
         for label, pool in each or [(name, weights)]:
-            contrast = {
-                arm_name(mixer, variant): weight * share
-                for mixer, share in pool.items()
-                for variant, weight in claim["contrast"].items()
-            }
-            claims.append((label, {key: claim[key] for key in claim if key not in kinds} | {"contrast": contrast}))
+            pairs = itertools.product(pool.items(), claim["contrast"].items())
+            contrast = {arm_name(mixer, variant): share * weight for (mixer, share), (variant, weight) in pairs}
+            claims.append((label, others | {"contrast": contrast}))
     return configurator.refuse_twice(claims)

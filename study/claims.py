@@ -3,14 +3,14 @@
 stats.py has the tests and intervals.
 """
 
-import importlib
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import configurator
 from configurator import UserError
 from study import stats
+from study.rows import script_of
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 
@@ -35,11 +35,8 @@ def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
 
 
 def questions(config) -> list[dict]:
-    """[{claim, of, rule, weights, seeds, exploratory, family}] of every claim. rule: the claim itself. weights: {arm:
-    weight}.
-
-    Claims about one number of the rows are one family, unless they name another; exploratory ones are in their own.
-    """
+    """[{claim, of, rule, weights, seeds, exploratory, family}] of every claim. rule: the claim itself. Claims about one
+    number of the rows are one family, unless they name another; exploratory ones are in their own."""
     asked = []
     for name, rule in config.claims.items():
         path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", config.exploratory)
@@ -53,11 +50,10 @@ def reach(config) -> list[dict]:
     """The questions, each with its tests: [("above" or "within", sides, smallest p after Holm, size of the family)]."""
     asked, families = questions(config), {}
     for question in asked:
-        rule, question["tests"] = question["rule"], []
-        kinds = [("above", rule.get("sides", 2))] * (stats.threshold_of(rule) is not None)
-        kinds += [("within", 1)] * ("within" in rule)
+        rule, question["tests"], tests = question["rule"], [], families.setdefault(question["family"], [])
         if "in" not in rule:
-            families.setdefault(question["family"], []).extend((question, *kind) for kind in kinds)
+            tests += [(question, "above", rule.get("sides", 2))] * (stats.threshold_of(rule) is not None)
+            tests += [(question, "within", 1)] * ("within" in rule)
     for family in families.values():
         corrected = stats.holm([stats.smallest_p(len(question["seeds"]), sides) for question, _, sides in family])
         for (question, kind, sides), p in zip(family, corrected, strict=True):
@@ -111,10 +107,10 @@ def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict
     return f"sees {distance_shown(question, spread * effect)} beyond {threshold} {words}"
 
 
-def judge_claims(config, rows: list[dict], choices: Iterable[dict] = ()) -> list[dict]:
+def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
     """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see `unseen`) and flags.
     choices: of learning rates, as plan.choose_rates gives them, for those flags."""
-    judged, families, choices = [], {}, list(choices)
+    judged, families = [], {}
     for question in questions(config):
         values = stats.contrast(rows, question["weights"], question["of"])
         result = question | {"by_seed": values} | unseen(rows, question, values)
@@ -146,18 +142,15 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
 
 
 def undeclared_look(rows: list[dict], question: dict) -> list[str]:
-    """Why this is a look at the verdict that was not declared before the runs; empty if it is none.
-
-    One look is declared, when all seeds have run. Each row holds the seeds that its arm was to be run with: seeds that
-    were not among these were added later; those that the config no longer has were left out. Older rows do not hold it.
+    """Why this is a look at the verdict that was not declared before the runs; empty if it is none. One look is
+    declared, when all seeds have run. A row holds the seeds that its arm was to be run with: others were
+    added later, and those that the config no longer has were left out. Older rows do not hold them.
     """
-    seeds, planned, first = question["seeds"], {}, len(question["seeds"])
-    for arm, own in rows_by_arm(rows, question).items():
-        for row in own:
-            planned.setdefault(arm, set()).update(row.get("planned_seeds", seeds))
-            first = min(first, len(set(seeds) & set(row.get("planned_seeds", seeds))))
+    seeds, by_arm = question["seeds"], rows_by_arm(rows, question)
+    planned = [[set(row.get("planned_seeds", seeds)) for row in of_arm] for of_arm in by_arm.values()]
+    first = min(len(plan & set(seeds)) for of_arm in planned for plan in of_arm)
     words = ["the seeds so far are no declared look"] if question["missing"] else []
-    if left_out := sorted(set.intersection(*planned.values()) - set(seeds)) if planned else []:
+    if left_out := sorted(set.intersection(*(set().union(*of_arm) for of_arm in planned)) - set(seeds)):
         words.append(f"seeds {', '.join(map(str, left_out))} were planned and are left out")
     if first < len(seeds):
         words.append(f"seeds were added to the {first} that were planned at first, without a declared look")
@@ -168,22 +161,20 @@ def rows_by_arm(rows: list[dict], question: dict) -> dict[str, list[dict]]:
     return {arm: [row for row in rows if row["arm"] == arm] for arm in question["weights"]}
 
 
-def flags(config, rows: list[dict], choices: list[dict], question: dict) -> list[str]:
-    """What a reader of the verdict must know: ceiling, floor, edge ... choices: as plan.choose_rates gives them."""
+def flags(config, rows: list[dict], choices: Sequence[dict], question: dict) -> list[str]:
+    """What a reader of the verdict must know: ceiling, floor, edge ..."""
     arms = rows_by_arm(rows, question)
     if not all(arms.values()):
         return []
     tried = {config.rate_of.get(arm, arm) for arm in arms}
     words = ends_of_the_scale(config, arms) if question["of"] == ["accuracy"] else []
-    words += [*unlike_pairs(arms), *doubts([choice for choice in choices if choice["arm"] in tried])]
-    return list(dict.fromkeys(words))
+    return [*words, *unlike_pairs(arms), *doubts([choice for choice in choices if choice["arm"] in tried])]
 
 
 def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
     """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no difference can be seen
     there."""
-    script = importlib.import_module(f"data.{config.prepare}.prepare")
-    places = []
+    script, places = script_of(config.prepare), []
     for rows in arms.values():
         values = [row["accuracy"] for row in rows if row["accuracy"] is not None]
         if not values or not hasattr(script, "chance"):
@@ -214,7 +205,7 @@ def doubts(choices: list[dict]) -> list[str]:
     words, by_rate = [], {}
     for choice in choices:
         if choice.get("is_edge"):
-            by_rate.setdefault(choice["rate"], {})[choice["arm"]] = None
+            by_rate.setdefault(choice["rate"], []).append(choice["arm"])
     for rate, arms in by_rate.items():
         names = ", ".join(arms) if len(arms) < 4 else f"{len(arms)} arms"
         words.append(f"edge: {names} chose {rate:g} at the end of the grid")
@@ -253,11 +244,8 @@ def distance_shown(claim: dict, value: float, sign: str = "") -> str:
 
 
 def record(claim: dict) -> dict:
-    """What claims.json keeps of a judged claim, with all numbers in its unit.
-
-    null: an end that too few seeds leave open, and what a claim does not have. detectable: so far beyond the threshold,
-    or, of a ratio, by this factor.
-    """
+    """What claims.json keeps of a judged claim, with all numbers in its unit. null: an end that too few seeds leave
+    open, and what a claim does not have. detectable: so far beyond the threshold, or, of a ratio, by this factor."""
     unit, values = unit_of(claim), claim["by_seed"]
 
     def shown(value: float | None) -> float | None:
@@ -278,8 +266,8 @@ def record(claim: dict) -> dict:
 def notes(claim: dict) -> list[str]:
     """What a reader must know beside the verdict: seeds without a value, and the flags."""
     words = {"lost": "no value in seeds", "missing": "a look before all seeds have run, without"}
-    unseen = [f"{text} {', '.join(map(str, claim[name]))}" for name, text in words.items() if claim[name]]
-    return unseen + claim["flags"]
+    without = [f"{text} {', '.join(map(str, claim[name]))}" for name, text in words.items() if claim[name]]
+    return without + claim["flags"]
 
 
 def claims_table(judged: list[dict]) -> str:
@@ -303,8 +291,7 @@ def claims_table(judged: list[dict]) -> str:
 def numbers_of(claim: dict) -> str:
     """The mean of a claim, its intervals and its tests, in words."""
     number = number_shown(claim)
-    level = f"{100 * (1 - stats.LEVEL):g}%"
-    interval = f"{level} interval" if claim["sides"] == 2 else f"one-sided {level} bounds"
+    interval = "95% interval" if claim["sides"] == 2 else "one-sided 95% bounds"
     parts = [f"{number(claim['mean'])}, exact {interval} {number(claim['low'])} to {number(claim['high'])}"]
     if claim["identical"]:
         parts[0] += ", identical in all seeds"

@@ -25,7 +25,7 @@ def horizon_of(row: dict) -> float:
 def steps_to(row: dict, threshold: float) -> int | None:
     """The first evaluated step with an accuracy over the threshold, or a loss under it; None if there is none, or if
     the run was not finite."""
-    if not row.get("finite", True):
+    if not row["finite"]:
         return None
     sign = -1 if row.get("metric") == "val_loss" else 1
     known = ((step, value) for step, value in row["curve"] if value is not None)
@@ -35,7 +35,7 @@ def steps_to(row: dict, threshold: float) -> int | None:
 def area(row: dict) -> float | None:
     """The mean height of the curve from its first step to the horizon, by trapezoids; None if it was not finite."""
     steps, values = zip(*row["curve"], strict=True)
-    if not row.get("finite", True) or None in values:
+    if not row["finite"] or None in values:
         return None
     end = max(horizon_of(row), steps[-1])
     steps, values = [*steps, end], [*values, values[-1]]

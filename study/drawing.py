@@ -10,6 +10,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from model import MIXERS
@@ -23,7 +24,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 MIXER_COLOURS = dict(zip(MIXERS, [*COLOURS[:6], "#882255", "#AA4499", "#DDCC77", "#661100", "#6699CC"], strict=False))
 
-FEWEST_FOR_AN_INTERVAL = 3  # seeds
+FEWEST = 3  # seeds with an interval in a figure: that of two would reach 13 standard errors to each side
 
 
 def mixer_colours(names: Iterable[str]) -> dict[str, str]:
@@ -52,13 +53,13 @@ def curve_panels(
     size: tuple[float, float] = (3.2, 2.7),
     sharey: bool | str = True,
     has_bands: bool = True,
-    finish: Callable[[plt.Axes, str], object] = lambda axes, title: None,
+    finish: Callable[[plt.Axes, str], object],
 ) -> Path:
     """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds on with a band, its
     95% interval, if has_bands. Returns the path.
 
-    A curve that ends before the others keeps its last value, as that of a run that was stopped when it had solved the
-    task. Where a curve has no finite value the mean has a gap: one of the others would look better than the arm is.
+    A curve that ends before the others, as that of a run that has solved the task, keeps its last value. Where a curve
+    has no finite value the mean has a gap: one of the others would look better than the arm is.
 
     panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's keys of its lines}.
     finish: called with each panel and its title, for what one figure alone has.
@@ -73,8 +74,8 @@ def curve_panels(
             values = np.array(seen, dtype=float)  # (steps, seeds): the value at a step, or the last one before it
             means = values.mean(1)
             axes.plot(steps, means, linewidth=1.8, label=label, **looks[label])
-            if has_bands and len(curves) >= FEWEST_FOR_AN_INTERVAL:
-                bounds = np.array([interval(of_step) for of_step in values.tolist()], dtype=float).T
+            if has_bands and len(curves) >= FEWEST:
+                bounds = np.array([stats.interval(of_step) for of_step in values.tolist()], dtype=float).T
                 ends = np.where(np.isnan(bounds), means, bounds)  # NaN: identical values
                 axes.fill_between(steps, *ends, color=looks[label].get("color"), alpha=0.15, linewidth=0)
         axes.set_title(title, fontsize=9)
@@ -102,19 +103,18 @@ def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def interval(values: list[float]) -> tuple[float | None, float | None]:
-    """The ends of the 95% interval of the seeds' mean, as figures draw it: from three seeds on. With two it would reach
-    13 standard errors to each side."""
-    return stats.interval(values) if len(values) >= FEWEST_FOR_AN_INTERVAL else (None, None)
-
-
 def ratio_axis(axes: plt.Axes) -> None:
     """Makes x logarithmic, for ratios: the wider the range, the fewer ticks."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(axes.xaxis, (1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5))
+
+
+def plain_ticks(axis: Axis, of_ten: tuple[float, ...]) -> None:
+    """Ticks of a logarithmic axis at these numbers times powers of ten, written without an exponent."""
+    axis.set_major_locator(LogLocator(subs=of_ten))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def legend_of(figure: plt.Figure, handles: Iterable = (), **place) -> None:

@@ -16,7 +16,7 @@ from configurator import UserError
 from runs.files import one_line, read_json
 from study import stats
 from study.claims import RATIO, UNITS, unit_of
-from study.drawing import COLOURS, dress, interval, legend_of, mixer_colours, panel_grid, ratio_axis, write
+from study.drawing import COLOURS, FEWEST, dress, legend_of, mixer_colours, panel_grid, ratio_axis, write
 from study.page import Table, mean_text
 from study.rows import mixer_of, variant_of
 
@@ -56,11 +56,9 @@ def numbers(one: dict) -> list[str]:
 
 
 def of_claims(records: list[dict], path: Path) -> Path:
-    """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed.
-
-    records: of claims that have run. Where few seeds leave the exact interval open, a thin line goes up to the edge,
-    and a darker one is Student's interval; what is exploratory has a hollow mark. Returns the path.
-    """
+    """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed. Where
+    few seeds leave the exact interval open, a thin line goes up to the edge, and a darker one is Student's interval;
+    what is exploratory has a hollow mark. records: of claims that have run. Returns the path."""
     panels = {unit: of for unit in UNITS if (of := [one for one in records if one["unit"] == unit])}
     heights = [0.7 + 0.22 * len(of) for of in panels.values()]
     figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
@@ -131,18 +129,18 @@ def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
     figure, grid = panel_grid(len(pairs), columns, (2.9, 0.42 * n + 1.9), sharey=True)
     for axes, ((first, second, of), claim) in zip(grid.flat, pairs.items(), strict=False):
         convert, _ = UNITS[unit_of(claim)]
-        by_mixer = {}
-        for mixer in mixers:
-            if {(mixer, first), (mixer, second)} <= arm_of.keys():
-                weights = {arm_of[mixer, first]: 1.0, arm_of[mixer, second]: -1.0}
-                by_mixer[mixer] = stats.contrast(rows, weights, of)
+        by_mixer = {
+            mixer: stats.contrast(rows, {arm_of[mixer, first]: 1.0, arm_of[mixer, second]: -1.0}, of)
+            for mixer in mixers
+            if {(mixer, first), (mixer, second)} <= arm_of.keys()
+        }
         lines = [(-mixers.index(mixer), values, colours[mixer]) for mixer, values in by_mixer.items()]
         if len(by_mixer) > 1:
             seeds = sorted(set.intersection(*map(set, by_mixer.values())))
             lines.append((-n, {seed: fmean(values[seed] for values in by_mixer.values()) for seed in seeds}, "black"))
         for y, values, colour in ((y, list(by_seed.values()), colour) for y, by_seed, colour in lines if by_seed):
-            low, high = interval(values)
-            if low is not None:
+            low, high = stats.interval(values)
+            if low is not None and len(values) >= FEWEST:
                 axes.plot([convert(low), convert(high)], [y, y], color=colour, linewidth=3)
             axes.plot([convert(fmean(values))], [y], "o", color=colour, markersize=7)
             axes.plot(list(map(convert, values)), [y - 0.22] * len(values), ".", color=colour, alpha=0.8, markersize=5)

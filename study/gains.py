@@ -19,7 +19,7 @@ PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
     "elsewhere": "elsewhere",
 }
 
-GATE_KEYS = ("gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale", "sink")
+GATE_KEYS = {"gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale", "sink"}
 
 
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
@@ -37,10 +37,9 @@ def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
     return panels
 
 
-def by_step(rows: list[dict], path: Path) -> Path:
+def by_step(rows: list[dict], panels: dict[str, dict[str, list]], path: Path) -> Path:
     """Draws the gains against the step: a panel per part, a colour per arm, every seed. Returns the path."""
-    panels, label = gains(rows), "gain: loss without minus loss with (nats)"
-    looks = arm_looks(row["arm"] for row in rows)
+    label, looks = "gain: loss without minus loss with (nats)", arm_looks(row["arm"] for row in rows)
 
     def finish(axes, title):
         axes.axhline(0, color="0.3", linewidth=1)
@@ -90,11 +89,10 @@ def plain_arms(rows: list[dict]) -> dict[str, str]:
     """{arm: the one without a gate that has else the same keys, but for the rate; of several, that of the same rate}"""
     keys, compared = {}, {}  # keys: {arm: (those of its runs but of its gate, rate and seed; those of its gate; rate)}
     for row in rows:
-        config = {name: value for name, value in row["config"].items() if name not in ("learning_rate", "seed")}
+        config = dict(row["config"], goes_on="init_from" in row, seed=None)
+        rate = config.pop("learning_rate", None)
         of_gate = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
-        shared = {name: value for name, value in config.items() if name not in GATE_KEYS}
-        shared |= {"goes on": "init_from" in row}
-        keys[row["arm"]] = shared, of_gate, row["config"].get("learning_rate")
+        keys[row["arm"]] = {name: config[name] for name in config.keys() - GATE_KEYS}, of_gate, rate
     for arm, (shared, of_gate, rate) in keys.items():
         same = [(keys[other][2] != rate, other) for other in keys if keys[other][:2] == (shared, {})]
         if of_gate and same:

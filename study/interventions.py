@@ -7,6 +7,7 @@ with quantised(model):                          # weights and inputs have 8 bits
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import torch.nn as nn
@@ -18,11 +19,8 @@ from model import GPT
 
 @contextlib.contextmanager
 def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
-    """A context in which gate values are zero if their absolute value is below the threshold.
-
-    It yields the counts [zeroed, all], which grow as the model runs. If only some tokens have labels, the last layer
-    computes and counts those.
-    """
+    """Inside, gate values are zero if their absolute value is below the threshold. It yields the counts [zeroed, all],
+    which grow as the model runs. If only some tokens have labels, the last layer computes and counts those."""
     counts = [0, 0]
 
     def prune(gate, args, output):
@@ -45,27 +43,23 @@ def gates_to_prune(model: GPT) -> list[Gate]:
 
 @contextlib.contextmanager
 def quantised(model: GPT) -> Iterator[None]:
-    """Inside, every nn.Linear of the blocks rounds its weight and its input, as 8-bit arithmetic would.
-
-    Both are rounded to 255 levels, symmetric around zero: weights with one scale per row, inputs with one per tensor,
-    from the largest |x| of the batch. The embedding, which is also the output layer, stays as it is. A weight is
-    rounded when it is used: that takes the memory of one more weight and not of one more model.
+    """Inside, every nn.Linear of the blocks rounds its weight and its input, as 8-bit arithmetic would: to 255 levels,
+    symmetric around zero, weights with one scale per row, inputs with one per tensor, from the largest |x| of the
+    batch. The embedding, which is also the output layer, stays as it is. A weight is rounded when it is used: that
+    takes the memory of one more weight and not of one more model.
     """
 
     def round_to_8_bits(x, largest):
         scale = largest.clamp(min=1e-30) / 127
         return (x / scale).round() * scale
 
-    def rounded(linear):
-        def forward(x):
-            weight = round_to_8_bits(linear.weight, linear.weight.abs().amax(1, keepdim=True))
-            return F.linear(round_to_8_bits(x, x.abs().max()), weight, linear.bias)
-
-        return forward
+    def forward(linear, x):
+        weight = round_to_8_bits(linear.weight, linear.weight.abs().amax(1, keepdim=True))
+        return F.linear(round_to_8_bits(x, x.abs().max()), weight, linear.bias)
 
     linears: list = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
     for linear in linears:
-        linear.forward = rounded(linear)
+        linear.forward = functools.partial(forward, linear)
     try:
         yield
     finally:

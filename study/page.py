@@ -19,7 +19,7 @@ class Table:
     cells: list[list[str]]  # a list per row; the first cell is the row's name
 
     def __str__(self) -> str:
-        return "\n".join([*filter(None, [self.title]), *aligned([self.header, *self.cells])])
+        return "\n".join([self.title, *aligned([self.header, *self.cells])])
 
 
 def aligned(rows: list[list[str]]) -> list[str]:

@@ -14,23 +14,22 @@ from statistics import fmean, stdev
 
 import configurator
 from study.curves import area
-from study.rows import as_read, missing_scores, text_of
+from study.rows import as_read, missing_scores, mixer_of, text_of
 from train import TrainConfig
 
 
 class Plan:
     """What an experiment consists of, as far as the rows say by now.
 
-    rows: {text_of(run): row}; compared: the runs that are compared, as far as their rates are chosen; runs: before them
-    those that choose rates; lacking: those without a row; done: the rows of the others; unscored: the rows that lack a
-    score; others: the rows that are of none of these runs.
+    rows: {text_of(run): row}; compared: the runs that are compared, as far as their rates are chosen; runs: those that
+    choose rates, then these; lacking: the runs without a row; done: the rows of the others; unscored: the rows that
+    lack a score; others: the rows of no such run.
     """
 
     def __init__(self, config, rows: list[dict]):
         self.choices, self.rows = choose_rates(config, rows), {text_of(row): row for row in rows}
-        self.compared = runs_of(
-            config, config.seeds, rates_of(config, self.choices) if config.selection_seeds else None
-        )
+        rates = rates_of(config, self.choices) if config.selection_seeds else None
+        self.compared = runs_of(config, config.seeds, rates)
         self.runs = [run for choice in self.choices for run in choice["runs"]] + self.compared
         known = {text_of(run): run for run in self.runs}
         self.lacking = [run for text, run in known.items() if text not in self.rows]
@@ -57,8 +56,7 @@ def make_run(config, seed: int, arm: str, rate: float | None, purpose: str | Non
     own = dict(config.arms[arm])
     parent = own.pop("init_from_arm", None)
     keys = config.base | own | {"seed": seed} | ({} if rate is None else {"learning_rate": rate})
-    run = {"arm": arm, "seed": seed, "data": config.data, "config": keys}
-    run |= {} if purpose is None else {"purpose": purpose}
+    run = {"arm": arm, "seed": seed, "data": config.data, "config": keys} | ({"purpose": purpose} if purpose else {})
     if parent is not None:
         run["init_from"] = {"arm": parent} | make_run(config, seed, parent, rate)["config"]
     return as_read(run)
@@ -68,9 +66,9 @@ def parent_of(run: dict) -> dict | None:
     """The run whose last checkpoint a run starts from; None if it starts from scratch."""
     if "init_from" not in run:
         return None
-    keys = {name: value for name, value in run["init_from"].items() if name != "arm"}
-    others = {name: value for name, value in run.items() if name != "init_from"}
-    return others | {"arm": run["init_from"]["arm"], "config": keys}
+    parent = dict(run)
+    keys = dict(parent.pop("init_from"))
+    return parent | {"arm": keys.pop("arm"), "config": keys}
 
 
 def make_trial(config, seed: int, arm: str, rate: float) -> dict:
@@ -100,12 +98,9 @@ def steps_of(runs: Iterable[dict]) -> int:
 
 
 def choose_rates(config, rows: list[dict]) -> list[dict]:
-    """For each arm that chooses a rate of its own: the runs that this takes, and what their rows show.
-
-    {arm, rate (None while rows are missing), runs: those known by now, trials: [{rate, area, rows}], values: {rate:
-    what it is chosen by, for each seed}, and what `settled` adds}. A value is negative where the metric is a loss: more
-    is better.
-    """
+    """For each arm that chooses a rate of its own, the runs that this takes, and what their rows show:
+    {arm, rate (None while rows are missing), runs: those known by now, trials: [{rate, rows}], values: {rate: `value_of`
+    each seed}, and what `settled` adds}"""
     by_text = {text_of(row): row for row in rows}
     choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
     choices = [choose_rate(config, arm, by_text) for arm in choosing]
@@ -137,11 +132,10 @@ def measure(config, choice: dict, by_text: dict, rates: list[float]) -> dict | N
     for rate in rates:
         runs = [make_trial(config, seed, choice["arm"], rate) for seed in config.selection_seeds]
         rows = [by_text.get(text_of(run)) for run in runs]
-        values = [value_of(config, row) for row in rows if row is not None]
         choice["runs"] += runs
-        choice["trials"].append({"rate": rate, "area": fmean(values) if values else math.nan, "rows": rows})
+        choice["trials"].append({"rate": rate, "rows": rows})
         if None not in rows:
-            measured[rate] = values
+            measured[rate] = [value_of(config, row) for row in rows]
     return measured if len(measured) == len(rates) else None
 
 
@@ -156,17 +150,15 @@ def pooled(config, choices: list[dict]) -> list[dict]:
     them, unless its own best one is better for it by more than a standard error. They wait for each other."""
     groups: dict = {}
     for choice in choices:
-        keys = config.base | config.arms[choice["arm"]]
-        groups.setdefault(keys.get("attention", "softmax"), []).append(choice)
+        groups.setdefault(mixer_of(choice["runs"][0]), []).append(choice)
     made = {}
     for mixer, members in groups.items():
-        is_known = all(choice["rate"] is not None for choice in members)
-        shared = set.intersection(*(set(choice["values"]) for choice in members)) if is_known else set()
+        if any(choice["rate"] is None for choice in members):
+            made |= {choice["arm"]: choice | {"rate": None} for choice in members}
+            continue
+        shared = set.intersection(*(set(choice["values"]) for choice in members))
         joint = highest({rate: [fmean(choice["values"][rate]) for choice in members] for rate in shared})
         for choice in members:
-            if joint is None:
-                made[choice["arm"]] = choice | {"rate": None}
-                continue
             best = highest(choice["values"])
             margin, error = difference(choice["values"][best], choice["values"][joint])
             rate = best if margin > error else joint  # NaN is not more

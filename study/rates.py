@@ -2,13 +2,12 @@
 
 import itertools
 import math
+import statistics
 from pathlib import Path
 
 from study.drawing import arm_looks, curve_panels, is_finite
 from study.plan import rates_of
 from study.rows import mixer_of, number, variant_of
-
-FEWEST = 3  # rates, below which there is no window to see
 
 
 def lines(config, choices: list[dict]) -> list[str]:
@@ -24,7 +23,11 @@ def why_chosen(config, choice: dict) -> str:
     """The mean that a rate was chosen by, its margin over the next best rate, and what makes the choice doubtful."""
     is_accuracy = config.metric == "accuracy"
     scale, unit, form = (100, " points", ".1f") if is_accuracy else (1, "", ".4f")
+<<<<<<< HEAD
     mean = next(trial["area"] for trial in choice["trials"] if trial["rate"] == choice["rate"])
+=======
+    mean = statistics.fmean(choice["values"][choice["rate"]])
+>>>>>>> 5213c265a71d13f941cebdd48f574ef0872e8c96
     by = "area under the curve" if config.select_by == "auc" else "at the end"
     words = [f"mean {by} " + (f"{mean:.1%}" if is_accuracy else f"{-mean:.4f}")]  # of a loss more is better, too
     words += [f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}"] if "joint" in choice else []
@@ -34,21 +37,30 @@ def why_chosen(config, choice: dict) -> str:
             words.append(f"{margin:+{form}}{unit} {over}, one seed")
         else:
             words.append(f"{margin:+{form}} {over}, standard error {error:{form}}{unit}")
-            words += ["margin under a standard error"] if abs(margin) < error else []
+        words += ["margin under a standard error"] if abs(margin) < error else []
     return "; ".join(words + (["at the edge of the rates"] if choice["is_edge"] else []))
 
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
+<<<<<<< HEAD
     """{mixer: {arm without its mixer's name: {rate: metric at the end, by seed}}}; {} of fewer rates than three. NaN:
     it was not finite."""
     ends_of: dict = {}
     for choice in choices:
         for trial in choice["trials"]:
             if None not in trial["rows"]:
+=======
+    """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}. The first runs,
+    short ones if there are any, are at every rate in every arm. NaN: it was not finite. {}: fewer than three rates."""
+    ends_of: dict = {}
+    for choice in choices:
+        for trial in choice["trials"]:
+            if trial["is_short"] == choice["trials"][0]["is_short"] and None not in trial["rows"]:
+>>>>>>> 5213c265a71d13f941cebdd48f574ef0872e8c96
                 row, ends = trial["rows"][0], [number(row[config.metric]) for row in trial["rows"]]
                 arms = ends_of.setdefault(mixer_of(row), {})
                 arms.setdefault(variant_of(row), {})[trial["rate"]] = ends
-    return ends_of if any(len(rates) >= FEWEST for arms in ends_of.values() for rates in arms.values()) else {}
+    return ends_of if any(len(rates) > 2 for arms in ends_of.values() for rates in arms.values()) else {}
 
 
 def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]], path: Path) -> Path:

@@ -1,12 +1,9 @@
-"""An experiment's tables, figures and report.html, from its rows and from nothing else.
+"""An experiment's tables and figures, from its rows and from nothing else.
 
-    print(*tables(config, rows), sep="\n\n")
-
-experiment.py makes all of it at its end, and again with --run=false; `python plot.py results/NAME` draws the figures
-that need no config.
+experiment.py makes them at its end, and again with --run=false; `python plot.py results/NAME` draws the figures that
+need no config.
 """
 
-import itertools
 import math
 import statistics
 from pathlib import Path
@@ -18,10 +15,9 @@ from study.page import Table
 from study.rows import mixer_of, number, variant_of
 
 
-def tables(config, rows: list[dict]) -> list[Table]:
-    """The tables that the report has beside the claims."""
-    made = [table(config, rows), gains.lengths_table(rows), sinks.table(rows)]
-    return [one for one in (*made, ranks.table(ranks.records(config, rows))) if one]
+def tables(config, rows: list[dict], orders: list[dict]) -> list[Table]:
+    """The tables that the report has beside the claims. orders: those of ranks.records."""
+    return list(filter(None, [table(config, rows), gains.lengths_table(rows), sinks.table(rows), ranks.table(orders)]))
 
 
 def show(config, row: dict) -> str:
@@ -39,19 +35,19 @@ def table(config, rows: list[dict]) -> Table:
         by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
         ends = {seed: number(row[config.metric]) for seed, row in by_seed.items()}
         low, high = stats.interval(list(ends.values()))
-        line = [arm, *(f"{ends[seed]:{form}}" if seed in ends else "not run" for seed in config.seeds)]
-        line += [f"{statistics.fmean(ends.values()):{form}}", "-" if low is None else f"{low:{form}} to {high:{form}}"]
+        line = {"arm": arm}
+        line |= {str(seed): f"{ends[seed]:{form}}" if seed in ends else "not run" for seed in config.seeds}
+        line["mean"] = f"{statistics.fmean(ends.values()):{form}}"
+        line["95% interval"] = "-" if low is None else f"{low:{form}} to {high:{form}}"
         if solved_above is not None:
             reached = [step for row in by_seed.values() if (step := curves.steps_to(row, solved_above)) is not None]
-            line.append(f"{sum(end > solved_above for end in ends.values())}/{len(ends)}")
-            line.append(f"{statistics.median(reached):,.0f}" if reached else "-")
+            line["solved"] = f"{sum(end > solved_above for end in ends.values())}/{len(ends)}"
+            line["steps to it"] = f"{statistics.median(reached):,.0f}" if reached else "-"
         if has_rates:
             tried = dict.fromkeys(row["config"].get("learning_rate") for row in by_seed.values())
-            line.append(", ".join("-" if rate is None else f"{float(rate):g}" for rate in tried))
-        cells.append(line)
-    header = ["arm", *map(str, config.seeds), "mean", "95% interval"]
-    header += ["solved", "steps to it"] * (solved_above is not None) + ["rate"] * has_rates
-    return Table(title, header, cells)
+            line["rate"] = ", ".join("-" if rate is None else f"{float(rate):g}" for rate in tried)
+        cells.append(list(line.values()))
+    return Table(title, list(line), cells)
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
@@ -61,10 +57,10 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
         raise UserError(f"{folder}: has no row of a compared run yet, nothing to draw")
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
     if any(row.get("sinks") for row in rows):
-        return sinks.figures(rows, folder)
+        return [sinks.figure(rows, folder / "sink.png")]
     drawn = [metric_curves(rows, folder / f"{rows[0]['metric']}.png")]
-    if any(row.get("loss_curve") for row in rows) and gains.gains(rows):
-        drawn.append(gains.by_step(rows, folder / "gain.png"))
+    if any(row.get("loss_curve") for row in rows) and (panels := gains.gains(rows)):
+        drawn.append(gains.by_step(rows, panels, folder / "gain.png"))
     return drawn + (accuracy_by_state(rows, folder / "state.png") if rows[0]["metric"] == "accuracy" else [])
 
 
@@ -101,10 +97,8 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
 
 def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
     """Draws the accuracy against the bytes of the state, as in "Zoology" (Arora et al. 2023), where a seed has three
-    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths.
-
-    An arm's kind is its name without mixer and size: "levels" for "gla levels 16".
-    """
+    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths. An arm's kind is its name
+    without mixer and size: "levels" for "gla levels 16"."""
     curves: dict = {}
     for row in rows:
         if "state_bytes" in row:  # old rows have none
@@ -113,11 +107,11 @@ def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
             curves.setdefault((kind, mixer_of(row), row["seed"]), []).append(point)
     panels: dict = {}
     for (kind, mixer, _), curve in curves.items():
-        if len({size for size, _ in curve}) > 2:
+        if len(dict(curve)) > 2:
             panels.setdefault(kind, {}).setdefault(mixer, []).append(sorted(curve))
     if not panels:
         return []
-    names = itertools.chain.from_iterable(panels.values())
+    names = [mixer for of in panels.values() for mixer in of]
     looks = {name: dict(color=colour, marker=".") for name, colour in mixer_colours(names).items()}
 
     def finish(axes, title):

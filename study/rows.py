@@ -8,8 +8,10 @@ machine that made them. Scores are not part of what identifies a run: if the con
 computed for the finished run, and a newer row is written.
 """
 
+import importlib
 import json
 import math
+import types
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +78,21 @@ def run_of(row: dict) -> dict:
 
 def text_of(row: dict) -> str:
     """The run that a row belongs to, as a text that two rows share if they are of the same run."""
-    return json.dumps(whole_numbers(run_of(row)), sort_keys=True)
 
+    def parse_float(text):  # 1.0 as 1: a key means the same however its number is written
+        return int(float(text)) if float(text).is_integer() else float(text)
 
-def whole_numbers(value: Any) -> Any:
-    """The value with 1 in place of 1.0, at any depth: a key means the same however its number is written."""
-    if isinstance(value, dict):
-        return {name: whole_numbers(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [whole_numbers(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return json.dumps(json.loads(json.dumps(run_of(row)), parse_float=parse_float), sort_keys=True)
 
 
 def number(value: float | None) -> float:
     """A number of a row; NaN where the run was not finite."""
     return math.nan if value is None else value
+
+
+def script_of(name: str) -> types.ModuleType:
+    """data/NAME/prepare.py, with its keys (Config) and VERSION."""
+    return importlib.import_module(f"data.{name}.prepare")
 
 
 def mixer_of(row: dict) -> str:

@@ -10,7 +10,6 @@ and another worker then goes on where it was stopped. A worker with nothing to d
 
 import contextlib
 import dataclasses
-import importlib
 import io
 import json
 import math
@@ -19,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 from typing import IO
 
@@ -32,7 +30,7 @@ from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, ROW, write_text
 from study import rates, report
 from study.plan import Plan, name_of, parent_of, steps_of
-from study.rows import as_read, missing_scores, read_rows, run_of, scores_of, text_of
+from study.rows import OF_KIND, as_read, missing_scores, read_rows, run_of, scores_of, script_of, text_of
 
 LOOK = 2.0  # seconds between looks at the rows of other workers
 OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
@@ -58,8 +56,7 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     rows = [plan.rows[text] for text in map(text_of, plan.compared) if text in plan.rows]
     if len(rows) < len(plan.compared):
         print(f"{len(plan.compared) - len(rows)} of {len(plan.compared)} runs have no row yet")
-    hidden = sum("purpose" not in row for row in plan.others)
-    if hidden:
+    if hidden := sum("purpose" not in row for row in plan.others):
         print(f"{hidden} rows are not shown: they have other keys, or wait for a learning rate that is not chosen yet")
     return [row | {"scores": scores_of(config, row)} for row in rows] or None  # a row in the file may have more
 
@@ -92,11 +89,12 @@ def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
 
 def to_do(plan: Plan, out_dir: Path) -> list[dict]:
     """What can be done now: runs without a row, and rows that lack a score whose checkpoints are still there."""
-    starts = [(run, parent_of(run)) for run in plan.lacking]
-    can_start = [
-        run for run, parent in starts if parent is None or text_of(parent) in plan.rows and is_kept(parent, out_dir)
-    ]
-    return can_start + [row for row in plan.unscored if is_kept(row, out_dir)]
+
+    def can_start(run):
+        parent = parent_of(run)
+        return parent is None or text_of(parent) in plan.rows and is_kept(parent, out_dir)
+
+    return [*filter(can_start, plan.lacking), *(row for row in plan.unscored if is_kept(row, out_dir))]
 
 
 def work(config, out_dir: Path) -> None:
@@ -118,7 +116,7 @@ def work(config, out_dir: Path) -> None:
                 for item in items:
                     is_ours = name_of(item) in [job["name"] for job in running]
                     if len(running) < jobs and not is_ours and (held := take(config, item, out_dir)) is not None:
-                        gpu = min(gpus, key=[job["gpu"] for job in running].count) if gpus else None
+                        gpu = min(gpus, key=[job["gpu"] for job in running].count, default=None)
                         running.append(start(config, item, out_dir, threads, gpu, held))
                 if not running and not waits:
                     print(f"waiting for {len(items)} runs of other workers, first {name_of(items[0])}")
@@ -234,16 +232,9 @@ def is_kept(item: dict, out_dir: Path) -> bool:
     return [row["event"] for row in read_jsonl(folder / "metrics.jsonl", ROW)][-1:] == ["end"]
 
 
-def script_of(name: str) -> types.ModuleType:
-    """data/NAME/prepare.py, with its keys (Config) and VERSION."""
-    return importlib.import_module(f"data.{name}.prepare")
-
-
 def prepare(config, keys: dict, seed: int, place: Path) -> Path:
-    """The folder of the data that data/*/prepare.py makes of these keys, made now unless it is there.
-
-    The data have the run's seed, unless the keys name another; where the script has none, all seeds share the data.
-    """
+    """The folder of the data that data/*/prepare.py makes of these keys, made now unless it is there. The data have the
+    run's seed, unless the keys name another; where the script has none, all seeds share the data."""
     script, folder = script_of(config.prepare), place / "all"
     if "seed" in {field.name for field in dataclasses.fields(script.Config)} - keys.keys():
         keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
@@ -261,10 +252,9 @@ def prepare(config, keys: dict, seed: int, place: Path) -> Path:
 def is_prepared(script: str, keys: dict, folder: Path) -> bool:
     """Whether data/SCRIPT/prepare.py has made the folder of these keys, at the version that it is at now."""
     file, meta = folder / "prepared.json", folder / "meta.json"
-    if not (file.is_file() and meta.is_file()):
+    if not (file.is_file() and meta.is_file()) or files.read_json(file) != {"prepare": script, "keys": keys}:
         return False
-    is_same = files.read_json(file) == {"prepare": script, "keys": keys}
-    about = files.read_json(meta) if is_same else None
+    about = files.read_json(meta)
     return isinstance(about, dict) and about.get("generator_version") == script_of(script).VERSION
 
 
@@ -301,14 +291,14 @@ def finish(config, job: dict) -> dict:
         return scored(config, item, folder)
     about = files.read_json(folder / "config.json")
     speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
-    speed = statistics.median(speeds) if speeds else math.nan
+    speed = statistics.median(speeds or [math.nan])
     end = evaluations[-1] | metrics[-1]  # the row of event "end" has the numbers of the whole split
-    sinks: list[dict] = []  # the meters of each kind of query, for the figures, if the data set names kinds
-    for step, meters in ((row["step"], row.get("meters", {})) for row in evaluations):
-        if kinds := meters.get("kinds"):
-            names = ("share", "effective", "gate_mean", "loss")
-            of_kinds = {kind: {name: values[name] for name in names} for kind, values in kinds.items()}
-            sinks.append({"step": step, "value_norm": meters["value_norm"]} | of_kinds)
+    sinks = [  # the meters of each kind of query, for the figures, if the data set names kinds
+        {"step": row["step"], "value_norm": meters["value_norm"]}
+        | {kind: {name: values[name] for name in OF_KIND} for kind, values in meters["kinds"].items()}
+        for row in evaluations
+        if (meters := row.get("meters", {})).get("kinds")
+    ]
     row = item | {
         "finite": status == 0,
         "horizon": about["config"]["max_iters"],

@@ -1,8 +1,8 @@
-"""What the first token gets, by kind of query: the table and the figures of an experiment with sinks.
+"""What the first token gets, by kind of query: the table and the figure of an experiment with sinks.
 
-All is made from the field "sinks" of the rows, which holds the meters of each kind of query at each evaluation
-(docs/meters.md). A data set that names kinds of query, such as data/backcopy, has them. "other" are the queries of no
-named kind: those where the head has nothing to do.
+Both are made from the field "sinks" of the rows, which holds the meters of each kind of query at each evaluation
+(docs/meters.md), if the data set names kinds, as data/backcopy does. "other" are the queries of no named kind: those
+where the head has nothing to do.
 """
 
 import collections
@@ -15,7 +15,6 @@ from study.drawing import COLOURS, SPARE_COLOURS, curve_panels, is_finite
 from study.page import Table
 from study.rows import number
 
-Z = "the first token"
 ARM_COLOURS = [COLOURS[6], *COLOURS[:6], *SPARE_COLOURS]  # black is the first arm, in general without a gate
 
 
@@ -36,19 +35,19 @@ def table(rows: list[dict]) -> Table | None:
     if not (rows := [row for row in rows if row.get("sinks")]):
         return None
     kinds, cells = kinds_in(rows), []
-    header = ["arm", "seeds", *(f"weight, {k}" for k in kinds), "sd", *(f"effective, {k}" for k in kinds)]
-    header += ["|v_0|", *(f"gate, {k}" for k in kinds), *(f"loss, {k}" for k in kinds)]
     for arm in dict.fromkeys(row["arm"] for row in rows):
         ends = [row["sinks"][-1] for row in rows if row["arm"] == arm]
         weights = [share for end in ends if (share := end[kinds[0]]["share"]) is not None]
-        line = [arm, str(len(ends)), *(mean_of((end[k]["share"] for end in ends), ".1%") for k in kinds)]
-        line += [f"{statistics.stdev(weights):.1%}" if len(weights) > 1 else "-"]
-        line += [mean_of((end[k]["effective"] for end in ends), ".3f") for k in kinds]
-        line += [mean_of((end["value_norm"] for end in ends), ".2f")]
-        line += [mean_of((gate_of(end[k]) for end in ends), ".2f") for k in kinds]
-        cells.append(line + [mean_of((end[k]["loss"] for end in ends), ".4f") for k in kinds])
+        line = {"arm": arm, "seeds": str(len(ends))}
+        line |= {f"weight, {k}": mean_of((end[k]["share"] for end in ends), ".1%") for k in kinds}
+        line["sd"] = f"{statistics.stdev(weights):.1%}" if len(weights) > 1 else "-"
+        line |= {f"effective, {k}": mean_of((end[k]["effective"] for end in ends), ".3f") for k in kinds}
+        line["|v_0|"] = mean_of((end["value_norm"] for end in ends), ".2f")
+        line |= {f"gate, {k}": mean_of((gate_of(end[k]) for end in ends), ".2f") for k in kinds}
+        line |= {f"loss, {k}": mean_of((end[k]["loss"] for end in ends), ".4f") for k in kinds}
+        cells.append(list(line.values()))
     title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
-    return Table(title, header, cells)
+    return Table(title, list(line), cells)
 
 
 def mean_of(values: Iterable[float | None], form: str) -> str:
@@ -56,23 +55,20 @@ def mean_of(values: Iterable[float | None], form: str) -> str:
     return format(statistics.fmean(values), form) if values else "-"
 
 
-def figures(rows: list[dict], folder: Path) -> list[Path]:
-    """Draws sink.png, of the arms with the most seeds: the table has the others. Returns its path.
-
-    Weight, effective sink, value norm and gate against the step: a colour per arm, every seed, and the mean with its
-    interval; the gate at the queries of the second kind is dashed. Of more than seven arms the ends are drawn, in a
-    column each.
-    """
+def figure(rows: list[dict], path: Path) -> Path:
+    """Draws weight, effective sink, value norm and gate against the step, or of more than seven arms their ends, in a
+    column each. The gate at the queries of the second kind is dashed. Arms with fewer seeds than others are left to
+    the table. Returns the path."""
     rows = [row for row in rows if row.get("sinks")]
     counts = collections.Counter(row["arm"] for row in rows)
     arms = [arm for arm, n in counts.items() if n == max(counts.values())]
     arms.sort(key=lambda arm: arm != "none")
     (idle, *busy), is_crowded = kinds_in(rows), len(arms) > 7
-    weight = f"Weight on {Z} (%)"
+    weight = "Weight on the first token (%)"
     values: dict = {
         weight: lambda point: 100 * number(point[idle]["share"]),
-        f"Effective sink: written of {Z} / |x|": lambda point: point[idle]["effective"],
-        f"Value norm of {Z} / median": lambda point: point["value_norm"],
+        "Effective sink: written of the first token / |x|": lambda point: point[idle]["effective"],
+        "Value norm of the first token / median": lambda point: point["value_norm"],
         "Gate": lambda point: gate_of(point[idle]),
     }
     panels = {title: {arm: curves_of(rows, arm, value) for arm in arms} for title, value in values.items()}
@@ -87,8 +83,9 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
             strokes = {label: (places[label] - 0.35, places[label] + 0.35) for label in of}
             panels[title] = {f"_{label}": [[(x, c[-1][1]) for x in strokes[label]] for c in of[label]] for label in of}
         looks = {f"_{label}": look for label, look in looks.items()}
-    where = f"at queries that are no {' and no '.join(f'{kind}s' for kind in busy)}" if busy else "at all queries"
-    where += f"; dashed: at {busy[0]}s" if busy else ""
+    where = "at all queries"
+    if busy:
+        where = f"at queries that are no {' and no '.join(f'{kind}s' for kind in busy)}; dashed: at {busy[0]}s"
 
     def finish(axes, title):
         axes.set(ylim=(0, None))
@@ -100,11 +97,11 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
 
     look: dict = dict(columns=2, size=(4.7, 3.0), sharey=False, finish=finish)
     look["xlabel"] = f"at the end, {where}" if is_crowded else f"step ({where})"
-    return [curve_panels(panels, looks, folder / "sink.png", **look)]
+    return curve_panels(panels, looks, path, **look)
 
 
 def curves_of(rows: list[dict], arm: str, value) -> list[list]:
     """[[(step, what value gives of a point of "sinks"), ...] of each run of the arm], of the runs that have one."""
-    curves = [[(point["step"], value(point)) for point in row["sinks"]] for row in rows if row["arm"] == arm]
-    known = [[(step, height) for step, height in curve if is_finite(height)] for curve in curves]
-    return [curve for curve in known if curve]
+    runs = [row["sinks"] for row in rows if row["arm"] == arm]
+    curves = [[(point["step"], y) for point in points if is_finite(y := value(point))] for points in runs]
+    return list(filter(None, curves))

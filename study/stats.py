@@ -66,9 +66,8 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
 
 
 def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
-    """One family of claims, each with its values by seed -> what came of each, in order.
-
-    Claims that have no two values yet count in the correction, as they will when they have run.
+    """One family of claims, each with its values by seed -> what came of each, in order. Claims that have no two values
+    yet count in the correction, as they will when they have run.
 
     A claim has a threshold, "above" or "other_than", or "within", half the width of a band around zero, or both. It has
     two "sides" if it names none. With "in", it is a count, and in no family. Each result holds
@@ -93,10 +92,9 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
         family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * ("within" in claim)
         if len(values) < 2:
             continue
-        low, high = exact_interval(values, result["sides"])
-        mean, student_low, student_high = t_interval(values, 1 - 2 * LEVEL / result["sides"])
-        result |= {"mean": mean, "sd": statistics.stdev(values), "identical": are_identical(values)}
-        result |= {"low": low, "high": high, "student_low": student_low, "student_high": student_high}
+        result |= {"mean": statistics.fmean(values), "sd": statistics.stdev(values), "identical": are_identical(values)}
+        result["low"], result["high"] = exact_interval(values, result["sides"])
+        result["student_low"], result["student_high"] = t_interval(values, 1 - 2 * LEVEL / result["sides"])
         if threshold is not None:
             result["p"] = sign_flip_test(values, threshold, "greater" if result["sides"] == 1 else "two-sided")
         if band := claim.get("within"):
@@ -111,7 +109,7 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
                 result[name.replace("p", "detectable", 1)] = result["sd"] * (effect if name == "p" else band)
     for (values, claim), result in zip(asked, judged, strict=True):
         if "mean" in result:
-            result["verdict"] = verdict(values, claim, result)
+            result["verdict"] = verdict(values, result, either_way="other_than" in claim)
     return judged
 
 
@@ -120,9 +118,9 @@ def threshold_of(claim: dict) -> float | None:
     return claim.get("above", claim.get("other_than"))
 
 
-def verdict(values: Sequence[float], claim: dict, result: dict) -> str:
+def verdict(values: Sequence[float], result: dict, either_way: bool) -> str:
     """The word for a claim whose numbers `judge` has computed."""
-    threshold, band, either_way = threshold_of(claim), claim.get("within"), "other_than" in claim
+    threshold, band = result["threshold"], result.get("within")
 
     def is_beyond(bound, tail="less"):  # the interval's end is; the test says so despite rounding
         return sign_flip_test(values, bound, tail) < LEVEL / result["sides"]
@@ -150,8 +148,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def subset_means(values: Sequence[float]) -> np.ndarray:
     """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of RANDOM_PATTERNS subsets.
+    The empty subset comes first, as -inf.
 
-    The empty subset comes first, as -inf. To flip the signs of the distances x - t in a subset leaves a sum as large as
+    To flip the signs of the distances x - t in a subset leaves a sum as large as
     the observed one, or larger, if the subset's mean is at most t. So the share of these means that are at most t is
     the one-sided p of the threshold t, and the t whose p is 0.05 is one of them (Hartigan 1969, "Using subsample values
     as typical values").
@@ -169,10 +168,8 @@ def subset_means(values: Sequence[float]) -> np.ndarray:
 
 def sign_flip_test(values: Sequence[float], threshold: float = 0.0, alternative: str = "two-sided") -> float:
     """p of the hypothesis that the values are symmetric about the threshold: the share of all sign patterns whose sum
-    is at least as far out. alternative: "greater", "less" or "two-sided", as in scipy.
-
-    It is exact up to EXACT_SEEDS values. With more, it is a share among RANDOM_PATTERNS fixed patterns and the values'
-    own, with a standard error of sqrt(p (1 - p) / RANDOM_PATTERNS).
+    is at least as far out; of more than EXACT_SEEDS values, of RANDOM_PATTERNS fixed patterns and the values' own, with
+    a standard error of sqrt(p (1 - p) / RANDOM_PATTERNS). alternative: "greater", "less" or "two-sided", as in scipy.
     """
     if alternative == "two-sided":
         return min(1.0, 2 * min(sign_flip_test(values, threshold, tail) for tail in ("greater", "less")))
@@ -183,9 +180,7 @@ def sign_flip_test(values: Sequence[float], threshold: float = 0.0, alternative:
 
 def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, float]:
     """(low, high): the thresholds that the sign-flip test does not reject; with too few values it is the whole line.
-
-    sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds with 1 - LEVEL by itself.
-    """
+    sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds with 1 - LEVEL by itself."""
 
     def bound(numbers):  # the smallest t with p(t) >= LEVEL
         means = subset_means(numbers)
@@ -194,12 +189,12 @@ def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, floa
     return bound(values), -bound([-value for value in values])
 
 
-def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None, float | None]:
-    """(mean, low, high): Student's interval of the mean of at least two values. Identical values have none: None."""
+def t_interval(values: Sequence[float], level: float = 1 - LEVEL) -> tuple[float | None, float | None]:
+    """(low, high): Student's interval of the mean of at least two values; None, None for identical ones."""
     if are_identical(values):
-        return statistics.fmean(values), None, None
+        return None, None
     ends = stats.ttest_1samp(values, 0.0).confidence_interval(level)
-    return statistics.fmean(values), float(ends.low), float(ends.high)
+    return float(ends.low), float(ends.high)
 
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -208,7 +203,7 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     if len(values) < 2 or not all(map(math.isfinite, values)) or are_identical(values):
         return None, None
     low, high = exact_interval(values)
-    return (low, high) if math.isfinite(low) else t_interval(values)[1:]
+    return (low, high) if math.isfinite(low) else t_interval(values)
 
 
 def are_identical(values: Sequence[float]) -> bool:

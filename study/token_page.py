@@ -28,14 +28,11 @@ TEMPLATE = Path(__file__).with_suffix(".html")
 MOST_BYTES, MOST_TOKENS = 2_900_000, 256
 BYTES_OF_WEIGHT, UNIT = 8 / 3, 1 / 32767  # 16 bits in base64; a weight is that many units
 BYTES_OF_TOKEN = 48  # a head's gate, sink, effective sink and what it writes, as text
-LEFT_OUT = ("maps", "pruning")  # of meters.json: the page does not show them
 
 
 def write_page(path: Path, text: str | None = None) -> Path:
-    """Writes page.html beside a meters.json, which is `path` or lies in it. Returns its path; raises UserError.
-
-    text: what to show; None: the first row that meters.py read. Either is cut to what fits in 3 MB.
-    """
+    """Writes page.html beside a meters.json, which is `path` or lies in it. Returns its path; raises UserError. text:
+    what to show; None: the first row that meters.py read. Either is cut to what fits in 3 MB."""
     file = path if path.suffix == ".json" else path / "meters.json"
     if not os.path.isfile(file):
         raise UserError(f"{file}: no such file; run python meters.py --checkpoint={file.parent} first")
@@ -57,14 +54,14 @@ def write_page(path: Path, text: str | None = None) -> Path:
     words = map(str, ids)
     if tokenizer is not None:  # bytes that are no whole character are shown as \xe4
         words = (tokenizer.decode_bytes([i]).decode(errors="backslashreplace") or "<s>" for i in ids)
-    template, about = TEMPLATE.read_text(), {name: value for name, value in meters.items() if name not in LEFT_OUT}
+    template = TEMPLATE.read_text()
+    about = {name: value for name, value in meters.items() if name not in ("maps", "pruning")}  # are not shown
     room = MOST_BYTES - len(template) - len(json.dumps(about))
     heads, n = sum(block.mixer.n_head for block in model.blocks), MOST_TOKENS
     while n > 2 and heads * (BYTES_OF_WEIGHT * n * (n + 1) / 2 + BYTES_OF_TOKEN * n) > room:
         n -= 1
     ids = ids[:n]
     inputs = torch.tensor([ids], device=model.wte.weight.device)
-    of_tokens = probe.probe(model, inputs, measure, meters["dtype"])
     masks = probe.query_masks(inputs, dataset.kinds)
     page = {
         "meters": about,
@@ -72,7 +69,7 @@ def write_page(path: Path, text: str | None = None) -> Path:
         "is_text": dataset.kind == "stream",
         "tokens": list(words)[:n],
         "kinds": {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"},
-        "layers": of_tokens,
+        "layers": probe.probe(model, inputs, measure, meters["dtype"]),
     }
     out = file.with_name("page.html")
     data = json.dumps(page).replace("<", "\\u003c")  # a token may be </script>
@@ -81,17 +78,14 @@ def write_page(path: Path, text: str | None = None) -> Path:
 
 
 def measure(block: Any, seen: dict) -> dict:
-    """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}.
-
-    weights: for all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They
-    are those of the attention in softmax layers, and shares of their absolute sum in others.
-    """
+    """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}. weights: for
+    all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They are those of
+    the attention in softmax layers, and shares of their absolute sum in others."""
     mixer, x, stream = block.mixer, seen["x"], seen["stream"]
     o = at_least_float32(seen["readout"]).unflatten(-1, (mixer.n_head, -1))  # (1, T, H, D)
-    numbers = {"writes": probe.written_by_heads(mixer, x, stream, o), "gate": probe.head_gates(mixer, x)}
-    if numbers["gate"] is not None:
-        numbers["gate"] = numbers["gate"].transpose(1, 2)
-    packed = None
+    gate, packed = probe.head_gates(mixer, x), None
+    numbers = dict.fromkeys(("share", "effective")) | {"writes": probe.written_by_heads(mixer, x, stream, o)}
+    numbers["gate"] = None if gate is None else gate.transpose(1, 2)  # (1, H, T)
     if mixer.explicit_weights is not None:
         by_query = probe.query_meters(mixer, x, stream)
         numbers |= {name: by_query[name] for name in ("share", "effective")}
@@ -102,4 +96,4 @@ def measure(block: Any, seen: dict) -> dict:
         units = (weights[:, rows, columns] / UNIT).round().cpu().numpy()
         packed = base64.b64encode(units.astype("<i2").tobytes()).decode()
     of_tokens = {name: None if values is None else probe.numbers(values[0]) for name, values in numbers.items()}
-    return dict.fromkeys(("share", "effective")) | of_tokens | {"weights": packed}
+    return of_tokens | {"weights": packed}

@@ -1,5 +1,6 @@
 """Rows of experiments made by hand, for the tests of what is made of rows: claims, rates, figures, tables."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,9 +17,20 @@ def made_row(run, value):
     return row | {"seconds": 36.0, "scores": {}}
 
 
+def rows_of(config, value=lambda run: 0.5):
+    """A row of every run that is compared, with the accuracy that value(run) gives."""
+    return [made_row(run, value(run)) for run in experiment.runs_of(config, config.seeds)]
+
+
 def listed(**keys):
     arms = {"none": {"gate": "none"}, "gated": {"gate": "elementwise"}}
     return experiment.ExperimentConfig(**dict(name="listed", arms=arms, seeds=[0, 1], data=DATA, base=BASE) | keys)
+
+
+def show(config, out_dir):
+    """What experiment.py makes of the rows in out_dir."""
+    keys = dataclasses.asdict(config) | {"run": False, "out_dir": str(out_dir)}
+    experiment.main([f"--config_override={json.dumps(keys)}"])
 
 
 def write_rows(out_dir, rows, name="rows.jsonl"):

@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 from made_rows import listed
 
+from study.plan import runs_of
+
 VARIANTS = {
     "none": {},
     "late": {"init_from_arm": "none", "gate": "elementwise"},
@@ -41,6 +43,17 @@ def test_seeds_scores_and_first_arms_may_name_a_variant():
     assert config.seeds_of == {"gla native": [1], "mamba2 native": [1], "softmax late": [0]}
     assert config.first_arms == ["softmax", "gla", "mamba2", "gla native"]
     assert config.scores_of == {"x": ["gla native", "mamba2 native", "softmax"]}
+
+
+def test_runs_are_those_of_seeds_of_and_those_of_first_arms_go_first_in_all_seeds():
+    def runs_with(**keys):
+        config = listed(arms={"a": {}, "b": {}, "c": {}}, **keys)
+        return [(run["arm"], run["seed"]) for run in runs_of(config, config.seeds)]
+
+    by_seed = [(arm, seed) for seed in (0, 1) for arm in "abc"]
+    assert runs_with() == by_seed and runs_with(seeds_of={"b": [1]}) == [run for run in by_seed if run != ("b", 0)]
+    first = [("b", 0), ("c", 0), ("b", 1), ("c", 1), ("a", 0), ("a", 1)]
+    assert runs_with(first_arms=["c", "b"]) == first
 
 
 def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands_there():

@@ -1,6 +1,6 @@
 """Experiments: what is run, what is kept, what stops it. Files with made_rows test what is made of rows.
 
-Runs are carried out in this process, but for the tests of `processes`.
+Runs are carried out in this process, but for those of the test with two processes.
 """
 
 import json
@@ -37,12 +37,6 @@ START_PROCESS = runner.start_process
 def clean(started):
     """Each test sees the runs that it has started."""
     started.clear()
-
-
-@pytest.fixture
-def processes(monkeypatch):
-    """Runs are processes of their own, as outside of the tests."""
-    monkeypatch.setattr(runner, "start_process", START_PROCESS)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +191,8 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypa
     assert started.count(first) == started.count(second) == 4
 
 
-def test_a_run_of_two_processes_has_the_row_of_one(processes, tmp_path, base, helpers):
+def test_a_run_of_two_processes_has_the_row_of_one(monkeypatch, tmp_path, base, helpers):
+    monkeypatch.setattr(runner, "start_process", START_PROCESS)  # processes of their own, as outside of the tests
     keys = dict(arms={"none": {}}, base=base | {"gradient_accumulation_steps": 2}, data=DATA, jobs=1, exploratory=True)
     experiment.main(helpers.words(out_dir=tmp_path / "two", processes_per_run=2, **keys))
     (row,) = read_rows(tmp_path / "two")
@@ -276,6 +271,9 @@ WRONG = [
     (dict(arms={"none": {"gaet": "none"}}), "arm 'none': unknown key 'gaet' (did you mean 'gate'?)"),
     (dict(arms={"none": {"dtype": "auto"}}), "arm 'none': dtype=auto is timed anew"),
     (dict(scores={"longer": {"lenghts": 5}}), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
+    (dict(seeds_of={"nobody": [1]}), "seeds_of='nobody': must be one of none"),
+    (dict(seeds_of={"none": [-1]}), "seeds_of: none: [0]=-1: must be"),
+    (dict(first_arms=["nobody"]), "first_arms='nobody': must be one of none"),
     (dict(learning_rates=[0.1]), "learning_rates, selection_seeds: give both, or none"),
     (dict(learning_rates=[0.1], selection_seeds=[1]), "selection_seeds=[1]: the comparison uses some of them"),
     (dict(rate_of={"none": "none"}, **CHOOSING), "rate_of: none='none': must be one of elementwise"),
@@ -284,6 +282,8 @@ WRONG = [
     (dict(claims={"helps": GAIN | {"other_than": 0}}), "claims: helps: other_than has two sides"),
     (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in=3: is more than the seeds of its arms"),
     (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
+    (dict(claims={"helps": GAIN | {"contrast": {}}}), "claims: helps: contrast={}: must have an arm"),
+    (dict(claims={"helps": GAIN | {"contrast": {"none": "1"}}}), "claims: helps: contrast.none='1': must be a number"),
     (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
     (dict(scores={"longer": {"out": "/elsewhere/a.json"}}), "scores: longer: out: the experiment sets it"),
 ]
@@ -312,28 +312,25 @@ def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, 
         assert [file.read_text() for file in folder.iterdir()] == [content] and not started
 
 
-def test_a_run_that_dies_is_one_line_that_names_its_log(processes, run, tmp_path, base, helpers):
-    out_dir = tmp_path / "out"
-    message = helpers.error_of(run, out_dir, arms='{"none": {"block_size": 16}}', seeds="0")
-    assert "none-seed0 ended with status 2: error: " in message
-    assert "block_size=16 is too small" in message and str(out_dir / "none-seed0" / "log.txt") in message
-    assert not (out_dir / "rows.jsonl").exists()
+def test_a_run_that_was_not_finite_has_a_row_and_one_that_crashed_has_none_but_a_line(mqar, tmp_path, helpers):
+    def finished(name, log):
+        (tmp_path / name / "log.txt").write_text(log)
+        item, process = {"arm": "none", "seed": 0, "data": {}, "config": {}}, types.SimpleNamespace(returncode=1)
+        return runner.finish(PLAIN, dict(item=item, folder=tmp_path / name, process=process, started=0.0))
 
-
-def test_a_run_that_was_not_finite_has_a_row_and_one_that_crashed_after_an_evaluation_has_none(mqar, tmp_path, helpers):
-    item, process = {"arm": "none", "seed": 0, "data": {}, "config": {}}, types.SimpleNamespace(returncode=1)
-    log = "Traceback\nIndexError: list index out of range\n"
-    jobs = [dict(item=item, folder=tmp_path / name, process=process, started=0.0) for name in ("infinite", "crashed")]
     with pytest.raises(SystemExit, match="1"):
         keys = dict(learning_rate=1e12, grad_clip=None, warmup_iters=0)
-        helpers.train(mqar, jobs[0]["folder"], eval_interval=1, **keys)
-    (tmp_path / "infinite" / "log.txt").write_text(log)
-    row = runner.finish(PLAIN, jobs[0])
-    assert not row["finite"] and row["accuracy"] is None
+        helpers.train(mqar, tmp_path / "infinite", eval_interval=1, **keys)
+    row = finished("infinite", "")
+    assert not row["finite"] and row["accuracy"] is None and [step for step, _ in row["curve"]] == [0]
     json.dumps(row, allow_nan=False)
     assert report.show(PLAIN, row) == "accuracy nan%"
-    assert [step for step, _ in row["curve"]] == [0]
-    helpers.train(mqar, jobs[1]["folder"], eval_interval=1, max_iters=1)
-    (tmp_path / "crashed" / "log.txt").write_text(log)
-    message = helpers.error_of(runner.finish, PLAIN, jobs[1])  # an exception has status 1, too
-    assert "ended with status 1: IndexError: list index out of range" in message
+    helpers.train(mqar, tmp_path / "crashed", eval_interval=1, max_iters=1)
+    (tmp_path / "refused").mkdir()
+    for name, log in {
+        "crashed": "Traceback\nIndexError: list index out of range\n",  # an exception has status 1, too
+        "refused": "error: IndexError: list index out of range\na report of torchrun's own\n",
+    }.items():
+        message = helpers.error_of(finished, name, log)
+        assert f"{name} ended with status 1: " in message and "IndexError: list index out of range (all of" in message
+        assert str(tmp_path / name / "log.txt") in message

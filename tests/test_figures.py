@@ -7,9 +7,8 @@ import itertools
 import json
 import math
 
-from made_rows import labels_of, line_of, listed, made_row, write_rows
+from made_rows import labels_of, line_of, listed, made_row, rows_of, write_rows
 
-import experiment
 import plot
 from study import report
 
@@ -20,8 +19,7 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
         "wide": {"gate": "elementwise", "gate_bias": 1.0}, "matched": {"gate": "elementwise", "match_params": True},
     }  # fmt: skip
     arms = {f"{m} {kind}": {"attention": m} | keys for m in ("gla", "mamba2") for kind, keys in kinds.items()}
-    config = listed(arms=arms)
-    rows = [made_row(run, 0.5 + 0.1 * run["seed"]) for run in experiment.runs_of(config, config.seeds)]
+    rows = rows_of(listed(arms=arms), lambda run: 0.5 + 0.1 * run["seed"])
     rows[0] = made_row(rows[0], None)  # not finite
     report.figures(rows, tmp_path)
     assert list(drawn) == ["accuracy.png"]
@@ -36,8 +34,7 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
 
 def test_three_sizes_of_state_are_drawn_against_their_bytes_in_a_panel_per_kind(tmp_path, drawn):
     names = [f"{mixer} {kind}{size}" for mixer in ("gla", "kda") for kind in ("", "levels ") for size in (4, 8, 16)]
-    config = listed(arms={name: {"attention": name.split()[0]} for name in names})
-    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
+    rows = rows_of(listed(arms={name: {"attention": name.split()[0]} for name in names}))
     report.figures([row | {"state_bytes": 1024 * int(row["arm"].split()[-1])} for row in rows], tmp_path)
     panels = drawn["state.png"].axes
     assert [axes.get_title() for axes in panels] == ["none", "levels"]
@@ -45,8 +42,7 @@ def test_three_sizes_of_state_are_drawn_against_their_bytes_in_a_panel_per_kind(
 
 
 def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_path, drawn):
-    config = listed(arms={"none": {}}, seeds=[0, 1, 2])
-    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
+    rows = rows_of(listed(arms={"none": {}}, seeds=[0, 1, 2]))
     rows[1] = made_row(rows[1], None) | {"curve": [[0, 0.1], [50, 0.5]]}
     report.figures(rows, tmp_path)
     mean = line_of(drawn["accuracy.png"].axes[0], "none")
@@ -55,8 +51,7 @@ def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_pa
 
 
 def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, helpers):
-    config = listed(arms={"none": {}})
-    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
+    rows = rows_of(listed(arms={"none": {}}))
     write_rows(tmp_path, rows + [row | {"config": row["config"] | {"n_embd": 32}} for row in rows])
     assert "two rows of arm 'none', seed 0" in helpers.error_of(plot.draw, tmp_path)
 
@@ -78,7 +73,8 @@ def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, dr
     shown = {"weights": [[1.0, 0.0], [0.5, 0.5]], "queries": {}}
     both = [("softmax", "none", []), ("gla", "headwise", [0.0, 1.0])]
     checkpoints = [{"attention": name, "gate": gate, "maps": [shown | {"gate": g}]} for name, gate, g in both]
-    plot.maps(checkpoints, tmp_path / "maps.png")
+    (tmp_path / "meters.json").write_text(json.dumps({"checkpoints": checkpoints}))
+    plot.main([str(tmp_path / "meters.json")])
     assert drawn["maps.png"].axes[1].get_title() == "gla, gate headwise"
     _, gated, product = (axes.images[0] for axes in drawn["maps.png"].axes)
     assert product.get_array().tolist() == [[0, 0], [0.5, 0.5]] and product.get_clim() == gated.get_clim() == (0, 1)

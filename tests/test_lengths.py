@@ -39,7 +39,7 @@ def test_each_gated_arm_is_compared_with_its_mixers_ungated_one_at_every_length_
     for line in after:
         mean, low, _, high = line[1].replace("(", "").replace(")", "").split()
         assert float(low) < float(mean) < float(high) < 0 and float(mean) == pytest.approx(-0.0525, abs=0.003)
-    assert table in report.tables(config, rows)
+    assert table in report.tables(config, rows, [])
     of = {(row["arm"], row["seed"]): row["scores"]["as trained"]["lengths"] for row in rows}
     of["gla sigmoid", 0][2]["loss"] = None  # not finite
     of["gla sigmoid", 1][1:] = [{"block_size": 512, "limit": "memory"}, {"block_size": 1024, "limit": "memory"}]

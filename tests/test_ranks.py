@@ -2,12 +2,11 @@
 
 import json
 
+import made_rows
 import numpy as np
 import pytest
-from made_rows import BASE, listed, made_row, write_rows
 from scipy import stats
 
-import experiment
 from study import ranks
 
 PUBLISHED = {"d": 0.03, "a": 0.0, "c": 0.02, "b": 0.01}
@@ -16,13 +15,13 @@ GAINS = np.array([0.045, 0.040, 0.035, 0.030, 0.018, 0.009, 0.002, 0.034, 0.021,
 
 def ordered(**keys):
     about = dict(metric="val_loss", arms={name: {} for name in "abcd"}, seeds=[0, 1, 2, 3])
-    return listed(**about | {"ranks": {"table 1": PUBLISHED}, "exploratory": True} | keys)
+    return made_rows.listed(**about | {"ranks": {"table 1": PUBLISHED}, "exploratory": True} | keys)
 
 
 def rows_of(config, losses):
     """losses: {arm: by seed}."""
-    runs = experiment.runs_of(config, config.seeds)
-    return [made_row(run, 0.5) | {"metric": "val_loss", "val_loss": losses[run["arm"]][run["seed"]]} for run in runs]
+    rows = made_rows.rows_of(config)
+    return [row | {"metric": "val_loss", "val_loss": losses[row["arm"]][row["seed"]]} for row in rows]
 
 
 def test_the_correlation_is_scipys_and_a_lower_loss_is_better():
@@ -51,11 +50,9 @@ def test_the_order_is_printed_kept_and_judged_on_the_seeds_that_all_its_arms_hav
     assert list(ranks.records(config, few)[0]["seeds"]) == ["0", "1", "2"]
     empty = ranks.records(config, [row for row in rows if row["arm"] != "b"])
     assert ranks.table(empty).cells == [["table 1", "not run", "", "", "0", "4"]]
-    write_rows(tmp_path / "out", rows)
-    keys = {name: getattr(config, name) for name in ("arms", "seeds", "data", "metric", "ranks")}
-    words = [f"--{name}={json.dumps(value) if name != 'metric' else value}" for name, value in keys.items()]
-    experiment.main([*words, f"--base={json.dumps(BASE)}", f"--out_dir={tmp_path / 'out'}", "--run=false"])
-    (kept,) = json.loads((tmp_path / "out" / "claims.json").read_text())["ranks"]
+    made_rows.write_rows(tmp_path, rows)
+    made_rows.show(config, tmp_path)
+    (kept,) = json.loads((tmp_path / "claims.json").read_text())["ranks"]
     assert kept["of_means"] == 1.0 and "+1.00 to +1.00" in capsys.readouterr().out
 
 

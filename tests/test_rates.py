@@ -47,14 +47,13 @@ def chosen(config, value, row_of=None):
 def test_all_rates_get_runs_and_the_best_one_is_compared_in_one_call(tmp_path, monkeypatch, capsys):
     config, names = choosing(learning_rates=[0.001, 0.003, 0.01, 0.03]), []
     value = by_rate({0.001: 0.2, 0.003: 0.6, 0.01: 0.7, 0.03: 0.1})
-    process = types.SimpleNamespace(returncode=0, poll=lambda: 0, terminate=int, wait=int)
 
-    def start(config, run, out_dir, threads, gpu, held):
-        names.append(experiment.name_of(run))
-        job = {"item": run, "name": names[-1], "folder": out_dir / names[-1], "gpu": gpu, "lock": held}
-        return job | {"process": process, "commands": []}
+    def start_process(command, folder, *about):
+        names.append(folder.name)
+        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
 
-    monkeypatch.setattr(runner, "start", start)
+    monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
+    monkeypatch.setattr(runner, "start_process", start_process)
     monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"], value(job["item"])))
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
     rows = experiment.run_all(config, tmp_path)

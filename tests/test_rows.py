@@ -11,7 +11,7 @@ import json
 import random
 
 import pytest
-from made_rows import ROOT, listed, made_row, write_rows
+from made_rows import ROOT, listed, rows_of, show, write_rows
 from test_fuzz import GONE, changed_at, places
 
 import configurator
@@ -24,7 +24,7 @@ from study.rows import missing_scores, read_rows, wanted_scores, wrong_row
 
 def test_a_dry_run_lists_what_is_left_and_its_hours_by_the_rows():
     config = listed(jobs=1)
-    rows = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)[:2]]
+    rows = rows_of(config)[:2]
     first, _, text = experiment.estimate(config, rows).splitlines()
     assert first.split() == ["none-seed1", "36", "s"]
     assert text == f"2 of 4 runs to do: about {2 * 36 / 3600:.1f} hours, 1 at a time, 1 processes each"
@@ -33,17 +33,15 @@ def test_a_dry_run_lists_what_is_left_and_its_hours_by_the_rows():
 def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     asked = {"it helps": {"contrast": {"gated": 1, "none": -1}, "above": 0.05}}
     config = listed(seeds=list(range(8)), claims=asked, solved_above=0.75, run=False)
-    runs = experiment.runs_of(config, config.seeds)
-    rows = [made_row(run, {"none": 0.5, "gated": 0.8}[run["arm"]] + run["seed"] / 1000) for run in runs]
+    rows = rows_of(config, lambda run: {"none": 0.5, "gated": 0.8}[run["arm"]] + run["seed"] / 1000)
     write_rows(tmp_path, rows)
     judged = claims.judge_claims(config, experiment.run_all(config, tmp_path))
     said = "it helps: supported (+0.3000, exact 95% interval +0.3000 to +0.3000, identical in all seeds; over 0.05"
     assert said in claims.claims_table(judged)
-    words = [f"--config_override={json.dumps(dataclasses.asdict(config))}", f"--out_dir={tmp_path}"]
     capsys.readouterr()
-    experiment.main(words)
+    show(config, tmp_path)
     first = capsys.readouterr().out
-    shown = [*report.tables(config, rows), claims.claims_table(judged)]
+    shown = [*report.tables(config, rows, []), claims.claims_table(judged)]
     assert "\n\n".join(map(str, shown)) in first and (tmp_path / "claims.png").is_file()
     assert str(report.table(config, rows)) in html.unescape((tmp_path / "report.html").read_text())
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
@@ -72,19 +70,17 @@ def test_every_committed_experiment_fixes_its_dtype_and_finds_its_rows(file):
 def test_a_score_may_be_of_some_arms_only():
     scores = {"a": {"lengths": [32]}, "b": {"lengths": [64]}}
     config = listed(metric="val_loss", scores=scores, scores_of={"b": ["gated"]})
-    runs = {run["arm"]: made_row(run, 0.5) for run in experiment.runs_of(config, [0])}
-    assert {arm: missing_scores(config, run) for arm, run in runs.items()} == {"none": ["a"], "gated": ["a", "b"]}
+    missing = {row["arm"]: missing_scores(config, row) for row in rows_of(config)}
+    assert missing == {"none": ["a"], "gated": ["a", "b"]}
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
     asked = {"it helps": {"contrast": {"gated": 1}, "above": 0.5}}
     config = listed(claims=asked, exploratory=True)
-    runs = experiment.runs_of(config, config.seeds)
-    other = made_row(runs[1], 0.4)
+    first, other, *_ = rows_of(config, lambda run: 0.4)
     other["config"]["dtype"] = "bfloat16"
-    write_rows(tmp_path, [made_row(runs[0], 0.4), other])
-    keys = dataclasses.asdict(config) | {"run": False}
-    experiment.main([f"--config_override={json.dumps(keys)}", f"--out_dir={tmp_path}"])
+    write_rows(tmp_path, [first, other])
+    show(config, tmp_path)
     said = capsys.readouterr().out
     assert "4 runs, 20,000 steps; 1 runs are done already" in said and "3 of 4 runs have no row yet" in said
     assert "1 rows are not shown: they have other keys" in said and "it helps: exploratory: not run" in said
@@ -92,7 +88,7 @@ def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
 
 def test_rows_of_another_metric_or_data_script_are_not_taken_for_this_experiment(tmp_path, helpers):
     config = listed(arms={"none": {}}, data={"val_size": 50})
-    rows = [made_row(run, 0.5) | {"prepare": "mqar"} for run in experiment.runs_of(config, config.seeds)]
+    rows = [row | {"prepare": "mqar"} for row in rows_of(config)]
     write_rows(tmp_path, rows)
     assert len(runner.run_all(dataclasses.replace(config, run=False), tmp_path)) == len(rows)
     for key, value in {"metric": "val_loss", "prepare": "backcopy"}.items():
@@ -103,7 +99,7 @@ def test_rows_of_another_metric_or_data_script_are_not_taken_for_this_experiment
 def test_rows_about_another_version_of_the_data_are_shown_and_never_mixed(tmp_path, monkeypatch, capsys, helpers):
     config = listed(seeds=[0, 1], data={})
     shown = dataclasses.replace(config, run=False)
-    first, *others = [made_row(run, 0.5) for run in experiment.runs_of(config, config.seeds)]
+    first, *others = rows_of(config)
     later = [row | {"data_version": 3} for row in (first, *others)]
     monkeypatch.setattr("data.mqar.prepare.VERSION", 3)
     monkeypatch.setattr(runner, "start", lambda *words: pytest.fail("a run was started"))

@@ -1,9 +1,8 @@
 """What an experiment says about sinks: its table, its sentences and its figures, from rows made by hand."""
 
 import pytest
+from made_rows import made_row
 
-import experiment
-from configurator import UserError
 from study import report, sinks
 
 
@@ -12,15 +11,12 @@ def kind(share, gate=None, loss=1.0):
     return {"share": share, "effective": share / 10, "gate_mean": gates, "loss": loss}
 
 
-def row(arm, seed, share, gate=None, norm=0.5, attention="softmax"):
+def row(arm, seed, share, gate=None, norm=0.5):
     ends = {"other": kind(share, gate and gate / 10, 2.0), "trigger": kind(0.0, gate, 0.5)}
     points = [{"step": 0, "value_norm": 1.0, "trigger": kind(0.06, gate), "other": kind(0.06, gate)}]
     points.append({"step": 10, "value_norm": norm} | ends)
-    keys = {"attention": attention, "gate": "none" if gate is None else "headwise"}
-    about = {"finite": True, "accuracy": 0.5, "val_loss": 1.0, "metric": "val_loss", "data": {}, "config": keys}
-    meters = {"kinds": {"other": {"share": share, "uniform": 0.0625}, "trigger": {"share": 0.0, "uniform": 0.05}}}
-    curve = {"curve": [[0, 2.0], [10, 1.0]], "sinks": points, "meters": meters}
-    return {"arm": arm, "seed": seed, "scores": {}, "state_bytes": 4} | about | curve
+    meters = {"kinds": {"other": {"uniform": 0.0625}, "trigger": {"uniform": 0.05}}}
+    return made_row({"arm": arm, "seed": seed}, 0.5) | {"sinks": points, "meters": meters}
 
 
 ROWS = [row("headwise", s, 0.5, 0.9) for s in range(2)] + [row("none", s, (0.8, 0.9)[s], norm=0.1) for s in range(2)]
@@ -54,21 +50,3 @@ def test_of_many_arms_the_ends_are_drawn_each_above_its_name(tmp_path, drawn):
     ends = {(round(sum(line.get_xdata()) / 2), round(line.get_ydata()[0], 1)) for line in strokes}
     assert ends == {(i, 10 * i + end) for i in range(8) for end in (0, 0.5, 1)}  # two seeds, and their mean
     assert len(gate.lines) == 2 * len(strokes) and not gate.get_legend_handles_labels()[1]
-
-
-def runs_with(**keys):
-    arms = {"a": {}, "b": {}, "c": {}}
-    config = experiment.ExperimentConfig(arms=arms, seeds=[0, 1], base={"dtype": "float32"}, **keys)
-    return [(run["arm"], run["seed"]) for run in experiment.runs_of(config, config.seeds)]
-
-
-def test_runs_are_those_of_seeds_of_and_those_of_first_arms_go_first_in_all_seeds():
-    by_seed = [(arm, seed) for seed in (0, 1) for arm in "abc"]
-    assert runs_with() == by_seed and runs_with(seeds_of={"b": [1]}) == [run for run in by_seed if run != ("b", 0)]
-    first = [("b", 0), ("c", 0), ("b", 1), ("c", 1), ("a", 0), ("a", 1)]
-    assert runs_with(first_arms=["c", "b"]) == first
-    for keys in ({"seeds_of": {"nobody": [1]}}, {"seeds_of": {"a": [-1]}}, {"seeds_of": {"a": "0"}}):
-        with pytest.raises(UserError, match="seeds_of"):
-            runs_with(**keys)
-    with pytest.raises(UserError, match="first_arms"):
-        runs_with(first_arms=["nobody"])

@@ -11,13 +11,10 @@ import statistics
 
 import edits
 import numpy as np
-import published
 import pytest
 
-import export
 import meters
 import plot
-from data.text import prepare as text_prepare
 from model import MIXERS
 from study import token_page
 
@@ -89,27 +86,14 @@ def test_what_a_model_lacks_is_left_out(attention, gate, mqar, helpers, tmp_path
     assert "run python meters.py" in helpers.error_of(plot.main, [str(out), "--html=true"])
 
 
-def imported(tmp_path):
-    """The folder of an imported model, and that of a data set with its tokenizer."""
-    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, head_dim=8)
-    sizes |= dict(num_key_value_heads=1, vocab_size=300, max_position_embeddings=64)
-    published.save_gated_qwen3("headwise", tmp_path / "hub", **sizes)
-    published.save_tokenizer(tmp_path / "hub" / "tokenizer.json", 300)
-    export.main([f"--from_hf={tmp_path / 'hub'}", f"--out_dir={tmp_path / 'ours'}"])
-    (tmp_path / "book.txt").write_text(100 * "It was the best of times.\n")
-    words = [str(tmp_path / "book.txt"), f"--tokenizer={tmp_path / 'ours'}", f"--out_dir={tmp_path / 'data'}"]
-    text_prepare.main(words)
-    return tmp_path / "ours", tmp_path / "data"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 380])
-def test_a_browser_shows_it_and_keys_and_choices_change_what_it_shows(width, tmp_path):
+def test_a_browser_shows_it_and_keys_and_choices_change_what_it_shows(width, text, helpers, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not (browser := next(filter(None, map(shutil.which, BROWSERS)), None)):
         pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)}")
-    out, dataset = imported(tmp_path)
-    _, measured, data = made(out, dataset=dataset)
+    out = helpers.train(text, tmp_path, gate="headwise")
+    _, measured, data = made(out)
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with playwright.sync_playwright() as driver:
         page = driver.chromium.launch(executable_path=browser, args=flags).new_page(
