@@ -99,8 +99,8 @@ def steps_of(runs: Iterable[dict]) -> int:
 
 def choose_rates(config, rows: list[dict]) -> list[dict]:
     """For each arm that chooses a rate of its own, the runs that this takes, and what their rows show:
-    {arm, rate (None while rows are missing), runs: those known by now, trials: [{rate, rows}], values: {rate: `value_of`
-    each seed}, and what `settled` adds}"""
+    {arm, rate (None while rows are missing), runs: those known by now, trials: [{rate, rows}], values: {rate:
+    `value_of` each seed}, and what `settled` adds}"""
     by_text = {text_of(row): row for row in rows}
     choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
     choices = [choose_rate(config, arm, by_text) for arm in choosing]

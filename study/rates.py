@@ -23,11 +23,7 @@ def why_chosen(config, choice: dict) -> str:
     """The mean that a rate was chosen by, its margin over the next best rate, and what makes the choice doubtful."""
     is_accuracy = config.metric == "accuracy"
     scale, unit, form = (100, " points", ".1f") if is_accuracy else (1, "", ".4f")
-<<<<<<< HEAD
-    mean = next(trial["area"] for trial in choice["trials"] if trial["rate"] == choice["rate"])
-=======
     mean = statistics.fmean(choice["values"][choice["rate"]])
->>>>>>> 5213c265a71d13f941cebdd48f574ef0872e8c96
     by = "area under the curve" if config.select_by == "auc" else "at the end"
     words = [f"mean {by} " + (f"{mean:.1%}" if is_accuracy else f"{-mean:.4f}")]  # of a loss more is better, too
     words += [f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}"] if "joint" in choice else []
@@ -42,21 +38,12 @@ def why_chosen(config, choice: dict) -> str:
 
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
-<<<<<<< HEAD
-    """{mixer: {arm without its mixer's name: {rate: metric at the end, by seed}}}; {} of fewer rates than three. NaN:
-    it was not finite."""
+    """{mixer: {arm without its mixer's name: {rate: metric at the end, by seed}}}. NaN: it was not finite. {}: fewer than
+    three rates."""
     ends_of: dict = {}
     for choice in choices:
         for trial in choice["trials"]:
             if None not in trial["rows"]:
-=======
-    """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}. The first runs,
-    short ones if there are any, are at every rate in every arm. NaN: it was not finite. {}: fewer than three rates."""
-    ends_of: dict = {}
-    for choice in choices:
-        for trial in choice["trials"]:
-            if trial["is_short"] == choice["trials"][0]["is_short"] and None not in trial["rows"]:
->>>>>>> 5213c265a71d13f941cebdd48f574ef0872e8c96
                 row, ends = trial["rows"][0], [number(row[config.metric]) for row in trial["rows"]]
                 arms = ends_of.setdefault(mixer_of(row), {})
                 arms.setdefault(variant_of(row), {})[trial["rate"]] = ends
