@@ -16,7 +16,9 @@ def chunk_tokens(weight: Tensor) -> int:
     return CHUNK_TOKENS if weight.device.type in ("cpu", "mps") else min(max(4096, 2**28 // len(weight)), 8192)
 
 
-def cross_entropy_sum(x: Tensor, weight: Tensor, targets: Tensor, *, vocab_size: int, softcap: float = None) -> Tensor:
+def cross_entropy_sum(
+    x: Tensor, weight: Tensor, targets: Tensor, *, vocab_size: int, softcap: float | None = None
+) -> Tensor:
     """Sum over tokens of -log softmax(x @ weight.T)[target], in nats: a float32 scalar.
 
     x (..., C) are hidden states. weight is (V, C) with V >= vocab_size; rows past vocab_size get no probability.

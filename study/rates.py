@@ -38,8 +38,8 @@ def why_chosen(config, choice: dict) -> str:
 
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
-    """{mixer: {arm without its mixer's name: {rate: metric at the end, by seed}}}. NaN: it was not finite. {}: fewer than
-    three rates."""
+    """{mixer: {arm without its mixer's name: {rate: metric at the end, by seed}}}. NaN: it was not finite. {}: fewer
+    than three rates."""
     ends_of: dict = {}
     for choice in choices:
         for trial in choice["trials"]:
