@@ -87,15 +87,22 @@ class GPTConfig:
     qk_norm_over: str = key("head", "the QK-norm is over a head, or all (OLMo-2)", choices=("head", "all"))
     sink: str = key(
         "none",
-        "softmax layers: a logit that takes weight and writes nothing; zero: 0; head: trained, by head; token: W x",
+        "softmax layers: a logit beside the scores, which takes weight and writes nothing; zero: 0; head: a trained "
+        "number a head; token: W x of the query's token",
         choices=("none", "zero", "head", "token"),
     )
     window: str = key("none", "softmax layers: keys that a query sees, its own included: none (all) or 128, or a,b,b")
-    attention_weights: str = key("softmax", "softmax or relu(e^x - 1) / sum |e^x - 1|", choices=("softmax", "softpick"))
+    attention_weights: str = key(
+        "softmax",
+        "softmax layers: weights softmax(x), or relu(e^x - 1) / sum |e^x - 1|",
+        choices=("softmax", "softpick"),
+    )
     forget_gate: bool = key(False, "softmax layers: FoX's decay, sigmoid(W x + b) for each head and token")
     attention_softcap: float | None = key(None, "c: softmax scores become c * tanh(score / c) (None: no cap)", above=0)
     logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0)
-    short_conv: int | None = key(None, "width of convolutions (None: as published, 0: none)", at_least=0, at_most=1024)
+    short_conv: int | None = key(
+        None, "width of the causal convolution on q, k, v (None: as published, 0: none)", at_least=0, at_most=1024
+    )
     expand: int = key(2, "mamba2, mamba3: inner width, as a multiple of n_embd", at_least=1)
     state_size: int = key(128, "mamba2, mamba3: width of B and C, the number of rows of a head's state", at_least=1)
     n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
@@ -104,7 +111,9 @@ class GPTConfig:
         "log_linear: a state for each block of 1, 2, 4 ... past tokens; merged: a token is in the block it completes",
         choices=("none", "log_linear", "merged"),
     )
-    beta_max: float = key(1.0, "delta rule: beta over its sigmoid; 2 allows negative eigenvalues", choices=(1.0, 2.0))
+    beta_max: float = key(
+        1.0, "delta rule: beta = this * sigmoid(.); 2 allows negative eigenvalues", choices=(1.0, 2.0)
+    )
     n_householder: int = key(2, "deltaproduct: steps of the delta rule in a token", at_least=1, at_most=64)
     delta_heads: int | None = key(None, "delta rule: number of heads (None: n_head)", at_least=1)
     delta_key_heads: int | None = key(None, "delta rule: query and key heads (None: delta_heads)", at_least=1)
@@ -206,7 +215,9 @@ class TrainConfig(GPTConfig):
     batch_size: int = key(12, "rows per micro-step of a process", at_least=1)
     gradient_accumulation_steps: int = key(1, "micro-steps per step, over all processes together", at_least=1)
     max_iters: int = key(5000, "number of steps (updates of the weights)", at_least=1)
-    optimizer: str = key("adamw", "muon: for matrices of blocks, else AdamW (optim.py)", choices=("adamw", "muon"))
+    optimizer: str = key(
+        "adamw", "muon: Muon for the matrices of the blocks, AdamW for the rest", choices=("adamw", "muon")
+    )
     learning_rate: float = key(6e-4, "peak of the learning rate", above=0)
     muon_lr_scale: float = key(1.0, "Muon's learning rate, as a multiple of AdamW's", above=0)
     schedule: str | None = key(
