@@ -134,9 +134,11 @@ def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
         import tokenizers
     made, letters = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers.ByteLevel(False)
     made.pre_tokenizer, made.decoder = letters, tokenizers.decoders.ByteLevel()
-    keys = dict(vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False
+    )
     pieces = (text[i : i + BPE_PIECE] for text in texts for i in range(0, len(text), BPE_PIECE))
-    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), tokenizers.trainers.BpeTrainer(**keys))
+    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), trainer)
     return FileTokenizer(choice, made.to_str().encode())
 
 

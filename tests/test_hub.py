@@ -8,7 +8,7 @@ import datasets
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_prepare import contents
+from test_data import documents_of
 
 import evaluate
 import sample
@@ -56,12 +56,13 @@ def test_documents_end_with_a_line_end_and_a_text_is_held_out_by_its_hash(copies
     lines = [(text if text.endswith("\n") else f"{text}\n").encode() for text in TEXTS if text]
     words = copies["parquet"], "--val_fraction=0.2"
     whole, first = run(tmp_path / "whole", *words), run(tmp_path / "first", *words, "--documents=50")
-    val = contents(whole, "val")
+    found = documents_of(whole.folder)
+    val = found["val"]
     assert 10 < len(val) < 40 and val == [line for line in lines if line in val]
-    assert contents(whole, "train") == [line for line in lines if line not in val]  # no copy is on both sides
-    assert contents(first, "val") == [line for line in lines[:50] if line in val]
+    assert found["train"] == [line for line in lines if line not in val]  # no copy is on both sides
+    assert documents_of(first.folder)["val"] == [line for line in lines[:50] if line in val]
     other = run(tmp_path / "split", copies["saved_dict"], "--val_split=test")
-    assert (contents(other, "train"), contents(other, "val")) == (lines, lines[5:6])
+    assert documents_of(other.folder) == {"train": lines, "val": lines[5:6]}
 
 
 def test_what_cannot_be_read_is_one_line_that_lists_what_there_is(copies, tmp_path, helpers, monkeypatch):
