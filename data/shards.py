@@ -229,10 +229,12 @@ class Dataset:
 
     def count_labels(self, split: str, start: int, stop: int, seed: int, block_size: int) -> int:
         """How many labels the examples start, ..., stop - 1 of training have. None of them is read."""
+        if self.kind == "stream" and not self.mask_documents:
+            return (stop - start) * block_size
         if how := self._drawn.get(split):  # where labels stand depends on the position alone
             return (stop - start) * int(np.count_nonzero(drawn.rows(how["task"], how["length"], "", 0, 1)[1]))
         places = self._places(split, start, stop, seed, block_size)
-        if self.kind == "stream":
+        if self.mask_documents:
             return int(self._lengths(split, places, block_size).sum())
         return int(self._labels_of_rows[split][places].sum())
 
