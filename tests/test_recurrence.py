@@ -33,10 +33,11 @@ every_rule = pytest.mark.parametrize("delta", [False, True, "erase"], ids=["plai
 every_kind = pytest.mark.parametrize(("kind", "decay"), KINDS, ids=[f"{kind}, {decay}" for kind, decay in KINDS])
 
 
-def make_inputs(T, kind, decay, delta, dtype=torch.float64):
+def make_inputs(T, kind, decay, delta, dtype=torch.float64, B=B, H=H, DK=DK, DV=DV, shared=False):
     """Arguments of the forms by name: random, with the decay and the delta rule (False, True or "erase") asked for."""
     torch.manual_seed(0)
-    q, k, v = torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DV).double()
+    q, k = torch.randn(2, B, T, 1 if shared else H, DK).double()
+    v = torch.randn(B, T, H, DV).double()
     k = F.normalize(k, dim=-1) if delta else k
     log_decay = None
     if kind != "none":
