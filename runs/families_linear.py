@@ -146,7 +146,7 @@ def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def by_layer(names: tuple[str, ...], layers: list[tuple[str, ...]]) -> dict[str, str]:
+def by_layer(names: tuple[str, ...], layers: list) -> dict[str, str]:
     """{name: its words}, as few as repeat up to the last layer. layers: of each layer, a word for every name."""
     n = next(n for n in range(1, len(layers) + 1) if all(x == layers[i % n] for i, x in enumerate(layers)))
     columns = zip(*layers[:n], strict=True)
