@@ -139,7 +139,7 @@ def measure(config, choice: dict, by_text: dict, rates: list[float], is_short: b
     """{rate: its values by seed}, higher is better, or None while a row is missing. Adds to choice what is there."""
     measured = {}
     for rate in rates:
-        trial = {"rate": rate, "is_short": is_short}
+        trial: dict = {"rate": rate, "is_short": is_short}
         runs = [make_trial(config, seed, choice["arm"], **trial) for seed in config.selection_seeds]
         rows = [by_text.get(text_of(run)) for run in runs]
         choice["runs"] += runs
