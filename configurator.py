@@ -38,16 +38,13 @@ from runs.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong
 
 
 def begin(name: str, config_class: type, description: str | None, positional: str | None = "config") -> None:
-    """Every script calls this first, with its __name__. Where the script is imported it does nothing.
-
-    Sets what OpenMP and glibc do, for all scripts alike. Prints --help, or the mistake of the command line that can be
-    found without torch, and exits.
-    """
+    """Every script calls this first, with its __name__; where it is imported, nothing happens. Sets what OpenMP and
+    glibc do, prints --help, or the mistake of the command line that can be found without torch, and exits."""
     if name != "__main__":
         return
     set_up()
     program = os.path.basename(sys.argv[0])
-    run(lambda argv: find_files(config_class, read_words(config_class, argv, positional, program, description or "")))
+    run(lambda argv: find_files(config_class, read_words(config_class, argv, positional, program, description)))
 
 
 def set_up() -> None:
@@ -96,8 +93,7 @@ def report(error: BaseException) -> Any:
 
 
 def is_of_memory(error: BaseException) -> bool:
-    """Whether it is a shortage of memory, which torch words differently on a CPU, on CUDA and on MPS."""
-    words = ("allocate memory", "not enough memory", "out of memory")
+    words = ("allocate memory", "not enough memory", "out of memory")  # of torch on a CPU, on CUDA and on MPS
     return isinstance(error, MemoryError) or any(part in str(error) for part in words)
 
 
@@ -105,9 +101,7 @@ WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}  # 64 bits, and float32:
 LITERALS = {"true": True, "false": False, "null": None, "none": None}  # as JSON spells them, and as people do
 
 
-def key(
-    default: Any, help: str, *, merge: bool = False, choices: Iterable = (), find: Callable | None = None, **checks: Any
-) -> Any:
+def key(default: Any, help: str, *, merge=False, choices: Iterable = (), find: Callable | None = None, **checks) -> Any:
     """A dataclass field with its checks, those of rules.Rule. `help` is one line. In a list, they hold for each item.
 
     merge: a later dict is added to the earlier ones instead of replacing them. find(value) raises UserError where the
@@ -134,10 +128,8 @@ def _rule_of(hint, checks):
         return dataclasses.replace(_rule_of(hint, checks), optional=True)
     if typing.get_origin(hint) is list:
         return Rule(list, items=_rule_of(parts[0], checks))
-    if hint in WIDEST:
-        checks = ({} if "above" in checks else {"at_least": -WIDEST[hint]}) | checks
-        checks = ({} if "below" in checks else {"at_most": WIDEST[hint]}) | checks
-    return Rule(hint, **checks)
+    widest = {"at_least": -WIDEST[hint], "at_most": WIDEST[hint]} if hint in WIDEST else {}
+    return Rule(hint, **widest | checks)
 
 
 def build(config_class: type, values: dict, source: str = "") -> Any:
@@ -197,22 +189,21 @@ def _read(value, rule):
     return value
 
 
-def load(
-    config_class: type, argv: list[str], *, positional: str | None = "config", program="train.py", description=""
-) -> Any:
-    """An instance of config_class from the words of a command line. Its attribute `given` has the names that were set.
-
-    positional="config": words without dashes are config files. positional=NAME: they become the items of that list key.
-    positional=None: such words are refused. --help prints every key and exits. Raises UserError.
-    """
-    values = read_words(config_class, argv, positional, program, description or "")  # python -OO drops __doc__
+def load(config_class: type, argv: list[str], **options: Any) -> Any:
+    """An instance of config_class from the words of a command line; the options are those of read_words. Its attribute
+    `given` has the names that were set; the other keys have their defaults. Raises UserError."""
+    values = read_words(config_class, argv, **options)
     config = config_class(**values)
-    config.given = frozenset(values)  # the other keys have their defaults
+    config.given = frozenset(values)
     return config
 
 
-def read_words(config_class: type, argv: list[str], positional: str | None, program: str, description: str) -> dict:
-    """{key: value} of a command line, each checked by itself; the arguments are those of load."""
+def read_words(config_class: type, argv: list[str], positional="config", program="train.py", description="") -> dict:
+    """{key: value} of a command line, each checked by itself. --help prints every key and exits.
+
+    positional="config": words without dashes are config files. positional=NAME: they become the items of that list key.
+    positional=None: such words are refused.
+    """
     if "--help" in argv or "-h" in argv:
         print(_help(config_class, positional, program, description), flush=True)
         raise SystemExit(0)
@@ -266,7 +257,8 @@ def _merged(before, after, merge):
 
 def _help(config_class, positional, program, description):
     words = {"config": " [config.py ...]", None: ""}.get(positional, f" [{positional} ...]")
-    lines = [f"usage: python {program}{words} [--key=value ...]", "", description.strip(), "", "keys:", ""]
+    about = (description or "").strip()  # python -OO drops __doc__
+    lines = [f"usage: python {program}{words} [--key=value ...]", "", about, "", "keys:", ""]
     for field in (field for field in dataclasses.fields(config_class) if field.init):
         default = _default(field)
         default = default if isinstance(default, str | None) else json.dumps(default)
@@ -284,11 +276,8 @@ ALLOWED = (
 
 
 def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict:
-    """The keys of a config file, which holds assignments of literals, as a dict, unchecked.
-
-    `include = "base.py"`, a path relative to the file, puts the keys of that file first. merge: the names whose dicts
-    are joined with those of the included file. Raises UserError with file and line.
-    """
+    """The keys of a config file, unchecked. `include = "base.py"`, a path relative to the file, puts the keys of that
+    file first; under the names in `merge` its dicts are joined with these. Raises UserError with file and line."""
     path = os.fspath(path)
     if not path.endswith(".py"):
         raise UserError(f"{path!r}: a config file ends in .py")

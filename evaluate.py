@@ -24,18 +24,14 @@ from runs.files import find_checkpoint, find_data
 @dataclass
 class EvaluateConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
-    dataset: str | None = key(
-        None, "folder of the data (None: the data that the checkpoint was trained on)", find=find_data
-    )
+    dataset: str | None = key(None, "folder of the data (None: what the checkpoint was trained on)", find=find_data)
     split: str = key("val", "the split of the data to score")
     batch_size: int = key(32, "number of rows scored at once", at_least=1)
     block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
     mask_documents: bool | None = key(None, "text: each document is read alone (None: as in training)")
     stride: int | None = key(None, "text: tokens between the starts of windows (None: block_size)", at_least=1)
     lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
-    rope_scaling: str | None = key(
-        None, "how RoPE is extended past the trained length (None: as in training)", choices=("none", "ntk", "yarn")
-    )
+    rope_scaling: str | None = key(None, "how RoPE is extended (None: as in training)", choices=("none", "ntk", "yarn"))
     rope_factor: float | None = key(None, "with rope_scaling: extension factor (None: as in training)", at_least=1)
     prune_below: float | None = key(None, "gate values under this are set to zero (None: none)", above=0)
     eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
@@ -51,7 +47,6 @@ class EvaluateConfig:
 configurator.begin(__name__, EvaluateConfig, __doc__)
 
 import contextlib
-import dataclasses
 import json
 import math
 import sys
@@ -124,7 +119,8 @@ def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
-    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text.
+    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or those of a text, with
+    loss_of (`parts_of_loss`).
 
     Bits per byte divide by the bytes of the split, so a sample of it has none. Word perplexity is that of WikiText-103
     alone, since code and bytes have no words: published figures of its raw version, too, divide by the words of the
@@ -138,6 +134,7 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     if dataset.kind == "examples":
         of_slice = {name: rows.sum((0, 1)).tolist() for name, rows in sums.items()}
         return result | {"slices": {name: right / n for name, (_, n, right) in of_slice.items() if n}}
+    result["loss_of"] = parts_of_loss(sums)
     counts, text = dataset.counts(split), dataset.meta["parameters"].get("text", {}).get(split, {})
     if labels < counts["tokens"] - 1:
         return result
@@ -150,14 +147,6 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
 
 def perplexity(nats: float) -> float:
     return math.exp(min(nats, 700.0))  # exp(710) is too large for a float
-
-
-def loss_by_position(sums: dict) -> list[list]:
-    """[[first position, mean loss]] of each part of the context that has labels."""
-    (rows,) = (both.sum(0) for both in sums.values())
-    width = max(1, len(rows) // POSITION_BINS)
-    parts = [(i, rows[i : i + width].sum(0)) for i in range(0, len(rows), width)]
-    return [[i, float(part[0] / part[1])] for i, part in parts if part[1] > 0]
 
 
 def parts_of_loss(sums: dict) -> dict[str, float]:
@@ -175,11 +164,9 @@ def parts_of_loss(sums: dict) -> dict[str, float]:
 
 
 def evaluation_rows(config, dataset: Dataset) -> int:
-    """How many rows train.py evaluates at once: eval_batch_size or, if that is None, n_layer times batch_size.
-
-    A step keeps the activations of every layer for the way back, and an evaluation those of one. The second number is
-    at most EVALUATED_AT_ONCE tokens, unless batch_size is more.
-    """
+    """How many rows train.py evaluates at once: eval_batch_size or, if that is None, n_layer times batch_size, since a
+    step keeps the activations of every layer and an evaluation those of one; at most EVALUATED_AT_ONCE tokens, unless
+    batch_size is more."""
     most = EVALUATED_AT_ONCE // dataset.longest("val", config.block_size)
     return config.eval_batch_size or max(config.batch_size, min(config.batch_size * config.n_layer, most))
 
@@ -196,9 +183,7 @@ def evaluate(
     rank: int = 0,
     world_size: int = 1,
 ) -> dict:
-    """The numbers of the split (`summarize`), of a text also loss_of (`parts_of_loss`).
-
-    Sums are taken over all ranks before any division: each gets the same.
+    """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same.
 
     dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches), of which
     each part of a mixture has its share
@@ -213,9 +198,7 @@ def evaluate(
     with autocast(device.type, dtype):
         sums = score(model, batches, block_size=block_size)
     model.train(was_training)
-    sums = sum_over_ranks(sums, dataset, block_size, device, world_size)
-    parts = {"loss_of": parts_of_loss(sums)} if dataset.kind == "stream" else {}
-    return summarize(sums, dataset, split) | parts
+    return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
 
 
 def of_mixture(dataset: Dataset, numbers_of: Callable) -> dict:
@@ -290,34 +273,32 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
 
 def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes) -> dict:
     """Scores the split in windows of one context length. Returns the numbers."""
-    stride, split, sized = config.stride or block_size, config.split, dataclasses.replace(config, block_size=block_size)
+    stride, split = config.stride or block_size, config.split
     reading = f"{'documents' if dataset.mask_documents else 'windows'}, stride {stride}"
     about: dict = {"block_size": block_size, "reading": reading}
     if len(dataset.parts) > 1:
         return about | of_mixture(dataset, lambda part, _: read(model, part, config, block_size, processes))
-    processes.on_main(memory.check_evaluation, sized, model, dataset, block_size, processes.local_size)
+    processes.on_main(memory.check_evaluation, config, model, dataset, block_size, processes.local_size)
     is_quiet = not (processes.is_main and sys.stderr.isatty())
 
     def sums_of_split():
         of_rank = (processes.rank, processes.world_size)
         batches = dataset.eval_batches(split, config.batch_size, block_size, *of_rank, stride=stride)
         batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=is_quiet, leave=False)
-        in_dtype = autocast(processes.device_type, config.dtype)
-        with in_dtype, parallel.readable(model), contextlib.ExitStack() as changes:
-            if config.prune_below is not None:
-                changes.enter_context(pruned(model, config.prune_below))
-            if config.eight_bits:
-                changes.enter_context(quantised(model))
+        pruning = contextlib.nullcontext() if config.prune_below is None else pruned(model, config.prune_below)
+        rounding = quantised(model) if config.eight_bits else contextlib.nullcontext()
+        with autocast(processes.device_type, config.dtype), parallel.readable(model), pruning, rounding:
             return score(model, batches, block_size=block_size)
 
     sums = processes.on_all(sums_of_split)
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = about | summarize(sums, dataset, split)
     check_loss(result["loss"], config.checkpoint)
-    if dataset.kind == "stream":
-        result["loss_of"] = parts_of_loss(sums)
     if config.lengths:
-        result["by_position"] = loss_by_position(sums)
+        (rows,) = (both.sum(0) for both in sums.values())  # (block_size, 3)
+        width = max(1, block_size // POSITION_BINS)
+        parts = [(i, rows[i : i + width].sum(0)) for i in range(0, block_size, width)]
+        result["by_position"] = [[i, float(part[0] / part[1])] for i, part in parts if part[1] > 0]
     return result
 
 

@@ -39,7 +39,7 @@ class ExperimentConfig:
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
     rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
     select_by: str = key("auc", "auc: area under the curve; last: its last value", choices=("auc", "last"))
-    selection_iters: list[int] = key([], "their steps (empty: max_iters / 4; all for the best two)", at_least=1)
+    selection_iters: int = key(0, "their steps, with a schedule of their own (0: max_iters)", at_least=0)
     selection_base: dict = key({}, "keys of train.py of these runs alone, such as what they need not measure")
     pool_rates: bool = key(
         False, "true: a mixer's arms share the rate best for their mean, but for a clearly better one"
@@ -137,26 +137,22 @@ class ExperimentConfig:
 
     def check_rates(self) -> None:
         """Raises UserError for keys of the learning rates that contradict each other."""
-        rates, seeds, steps = self.learning_rates, self.selection_seeds, self.selection_iters
+        rates, seeds = self.learning_rates, self.selection_seeds
         refuse({
             "rate_of: without selection_seeds no rate is chosen": self.rate_of and not seeds,
             "learning_rates, selection_seeds: give both, or none": bool(rates) != bool(seeds),
             f"selection_seeds={seeds}: names a seed twice": len(set(seeds)) < len(seeds),
             f"selection_seeds={seeds}: the comparison uses some of them, too": set(seeds) & set(self.seeds),
-            "pool_rates=True: compares rates in runs of one length: give selection_iters one number": (
-                self.pool_rates and len(rates) > 2 and len(steps) != 1
-            ),
-            f"selection_iters={steps}: must be one or two, growing": len(steps) > 2 or sorted(set(steps)) != steps,
         })  # fmt: skip
 
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
         for run in {run["arm"]: run for run in runs_of(self, self.seeds)}.values():
-            arm, steps = f"arm {run['arm']!r}", [] if run["arm"] in self.rate_of else self.selection_iters
+            arm, steps = f"arm {run['arm']!r}", self.selection_iters * (run["arm"] not in self.rate_of)
             keys = configurator.build(TrainConfig, run["config"], source=arm)
-            words = f"{arm}: selection_iters={steps}: none may be over max_iters={keys.max_iters}"
+            words = f"{arm}: selection_iters={steps}: must be at most max_iters={keys.max_iters}"
             is_timed = f"{arm}: dtype=auto is timed anew in each run: add dtype to base"
-            refuse({words: max(steps, default=0) > keys.max_iters, is_timed: keys.dtype == "auto"})
+            refuse({words: steps > keys.max_iters, is_timed: keys.dtype == "auto"})
             configurator.build(script_of(self.prepare).Config, run["data"], source="data")
 
     def check_claim(self, name: str, claim: dict) -> None:

@@ -36,7 +36,7 @@ configurator.begin(__name__, ExportConfig, __doc__, positional=None)
 import os
 from pathlib import Path
 
-from runs.checkpoint import ALL, import_safetensors, load, save, save_folder
+from runs.checkpoint import ALL, import_safetensors, load, save
 from runs.export_hf import write_folder
 from runs.huggingface import export_to, read_folder
 
@@ -44,33 +44,32 @@ from runs.huggingface import export_to, read_folder
 def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None)
     if config.from_hf is not None:
-        lines = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
+        text = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
     elif config.whole is not None:
         if os.path.exists(config.whole) and not config.overwrite:
             raise UserError(f"whole={config.whole!r}: is there already; name another file, or add --overwrite=true")
         checkpoint = load(config.checkpoint, mapped=True, parts=ALL)
         checkpoint.pop("shards", None)
         save(config.whole, checkpoint)
-        lines = [f"written to {config.whole}"]
+        text = f"written to {config.whole}"
     elif config.to_hf is not None:
-        lines = write_folder(config.checkpoint, config.to_hf, config.family, config.overwrite)
+        text = write_folder(config.checkpoint, config.to_hf, config.family, config.overwrite)
     else:
         written = export(config.checkpoint, config.safetensors, config.overwrite)
-        lines = [f"written to {config.safetensors}/: {', '.join(written)}"]
-    print(*lines, sep="\n")
+        text = f"written to {config.safetensors}/: {written}"
+    print(text)
 
 
-def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> list[str]:
+def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> str:
     """Writes folder/model.safetensors, the weights, folder/config.json, the model's keys, and its tokenizer.
 
     Returns the names of the files. Raises UserError.
     """
     import_safetensors()  # whoever lacks it could not load the folder
-    checkpoint, file = load(path), find_checkpoint(path)
+    checkpoint = load(path)
     about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
-    with export_to(Path(folder), file, overwrite, checkpoint.get("data", {})) as (new, written):
-        save_folder(new, checkpoint["model"], about)
-    return written
+    weights, data = checkpoint["model"], checkpoint.get("data", {})
+    return export_to(Path(folder), find_checkpoint(path), weights, about, data, overwrite)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     gate = "none" | "native" | GRANULARITY[@POSITION][+ ...][, next layer's ...]
 
-`Gate` computes one gate, for any mixer and position. A new activation is one line in GATE_ACTIVATIONS. A new position
-is one line in POSITIONS, and the call `self.gated(position, y, x)` where model.py computes the y that it gates.
+A new activation is one line in GATE_ACTIVATIONS. A new position is one line in POSITIONS, and the call
+`self.gated(position, y, x)` where mixer.py or model.py computes the y that it gates.
 """
 
 import math
@@ -66,26 +66,25 @@ def parse_gate(text: str) -> LayerGate:
 
 
 def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
-    """Raises UserError, with the reason, for a readout norm or a gate that makes no sense for a mixer. name: the mixer
-    as the user writes it; mixer: its class, a model.Mixer."""
+    """Raises UserError for a readout norm or a gate that makes no sense for a mixer. mixer: the class called name."""
     norm = mixer.norm_of(config)
     if norm == "denominator" and not mixer.has_positive_weights:
         raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights have both signs")
     if norm == "denominator" and not config.norm_first and gate.positions:
         raise UserError(f"norm_first=False: has no effect on {name}: its denominator commutes with the gate")
     for position, granularity in gate.positions.items():
-        reason = ""
+        is_positive = config.gate_activation in POSITIVE_ACTIVATIONS
         if has_no_effect(granularity, position, mixer, config):
             reason = f"has no effect, because the readout's {norm} norm cancels a factor that its inputs share"
         elif position == "output" and granularity not in ("elementwise", "scalar"):
             reason = "the output projection has mixed the heads; use elementwise or scalar"
         elif position == "denominator" and norm != "denominator":
             reason = f"this mixer has no denominator (its norm is {norm!r})"
-        elif norm == "denominator" and position in ("query", "key", "denominator"):
-            if config.gate_activation not in POSITIVE_ACTIVATIONS:
-                reason = f"gate_activation={config.gate_activation!r} can make its denominator negative"
-        if reason:
-            raise UserError(f"gate='{granularity}@{position}' of {name}: {reason}")
+        elif norm == "denominator" and position in ("query", "key", "denominator") and not is_positive:
+            reason = f"gate_activation={config.gate_activation!r} can make its denominator negative"
+        else:
+            continue
+        raise UserError(f"gate='{granularity}@{position}' of {name}: {reason}")
 
 
 def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
@@ -143,10 +142,8 @@ class Gate(nn.Module):
             self.static = nn.Parameter(torch.empty(size))  # flat: a 1-D parameter gets no weight decay
         else:
             self.down = nn.Linear(config.n_embd, rank, bias=False) if rank else None
-            n_in = rank or config.n_embd
-            self.proj = (
-                nn.Linear(n_in, size, config.native_bias) if native else ZeroLinear(n_in, size, config.gate_bias)
-            )
+            linear, bias = (nn.Linear, config.native_bias) if native else (ZeroLinear, config.gate_bias)
+            self.proj = linear(rank or config.n_embd, size, bias)
         if self.activation == "learned":
             self.slope = nn.Parameter(torch.empty(1))
 

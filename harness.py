@@ -64,8 +64,11 @@ class NanogateLM(TemplateLM):
         configurator.check_choice("dtype", dtype, tuple(DTYPES))
         self.dtype = self.processes.from_main(pick_dtype(dtype, self.processes.device_type))
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
-        self.first, self.ends = special_tokens(find_checkpoint(checkpoint).parent)
-        self.ends = [END_OF_TEXT] if self.coder.name == "gpt2" else self.ends
+        file = find_checkpoint(checkpoint).with_name("generation_config.json")  # of an imported model
+        special = read_json(file) if file.is_file() else {}
+        ends = END_OF_TEXT if self.coder.name == "gpt2" else special.get("eos_token_id")
+        self.first = special.get("bos_token_id")  # the id before a text, or None
+        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
         self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16  # rows that are read at once
         self.limit = max(1, self.model.config.block_size - len(self.first_ids))  # of ids behind first_ids
@@ -98,12 +101,30 @@ class NanogateLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
         return self.coder.encode(string)
 
+    @torch.no_grad()
     def read(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """log_likelihoods of any number of (context, continuation), batch_size contexts or continuations at once."""
-        scores = {}
+        """[(its log-likelihood, whether each of its tokens is the likeliest)] of the continuations of contexts.
+
+        The first n ids of the contexts in a part, all but one of the shortest, are read once for all pairs that share
+        them. What is left is read batch_size pairs at once, those of about the same length.
+        """
+        model, device, scores = self.model, self.model.wte.weight.device, {}
         for part in parts_of([context for context, _ in pairs], self.batch_size):
-            found = log_likelihoods(self.model, [pairs[i] for i in part], self.batch_size, self.dtype)
-            scores |= zip(part, found, strict=True)
+            n = min(len(pairs[i][0]) for i in part) - 1
+            starts = {ids: row for row, ids in enumerate(dict.fromkeys(tuple(pairs[i][0][:n]) for i in part))}
+            rest = {i: (pairs[i][0][n:], pairs[i][1]) for i in part}
+            order = sorted(part, key=lambda i: sum(map(len, rest[i])))
+            longest = n + sum(map(len, rest[order[-1]]))
+            with autocast(device.type, self.dtype):
+                state = model.init_state(len(starts), dtype=model.wte.weight.dtype, length=longest)
+                if n:
+                    idx = torch.tensor(list(starts), device=device)
+                    model.features(idx, state, only=torch.zeros_like(idx, dtype=torch.bool))  # for the state alone
+                for i in range(0, len(order), self.batch_size):
+                    batch = order[i : i + self.batch_size]
+                    of_row = torch.tensor([starts[tuple(pairs[j][0][:n])] for j in batch], device=device)
+                    copies = [{name: tensor[of_row] for name, tensor in layer.items()} for layer in state]
+                    scores |= zip(batch, read_on(model, [rest[j] for j in batch], copies, n), strict=True)
         return [scores[i] for i in range(len(pairs))]
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:
@@ -161,14 +182,6 @@ class NanogateLM(TemplateLM):
         return text
 
 
-def special_tokens(folder: Path) -> tuple[int | None, list[int]]:
-    """(the id before a text or None, those that end one) of an imported model's folder."""
-    file = folder / "generation_config.json"
-    values = read_json(file) if file.is_file() else {}
-    ends = values.get("eos_token_id")
-    return values.get("bos_token_id"), [] if ends is None else ends if isinstance(ends, list) else [ends]
-
-
 def parts_of(contexts: list[list[int]], most: int) -> list[list[int]]:
     """The indices of at most `most` different contexts of about the same length, for each part that is read at once."""
     of_context: dict = {}
@@ -182,38 +195,8 @@ def parts_of(contexts: list[list[int]], most: int) -> list[list[int]]:
     return [[i for context in part for i in of_context[context]] for part in parts]
 
 
-@torch.no_grad()
-def log_likelihoods(
-    model: GPT, pairs: list[tuple[list[int], list[int]]], batch_size: int = 16, dtype: str = "float32"
-) -> list[tuple[float, bool]]:
-    """[(log-likelihood of the continuation, whether each of its tokens is the likeliest)] of (context, continuation)s.
-
-    The first n ids of each context, all but one of the shortest, are read once for all pairs that share them. What is
-    left is read batch_size pairs at once, those of about the same length.
-    """
-    device, scores = model.wte.weight.device, {}
-    n = min(len(context) for context, _ in pairs) - 1
-    starts = {ids: i for i, ids in enumerate(dict.fromkeys(tuple(context[:n]) for context, _ in pairs))}
-    rest = [(context[n:], continuation) for context, continuation in pairs]
-    order = sorted(range(len(pairs)), key=lambda i: sum(map(len, rest[i])))
-    with autocast(device.type, dtype):
-        longest = n + sum(map(len, rest[order[-1]]))
-        state = model.init_state(len(starts), dtype=model.wte.weight.dtype, length=longest)
-        if n:
-            idx = torch.tensor(list(starts), device=device)
-            model.features(idx, state, only=torch.zeros_like(idx, dtype=torch.bool))  # for the state alone
-        for i in range(0, len(order), batch_size):
-            part = order[i : i + batch_size]
-            of_row = torch.tensor([starts[tuple(pairs[j][0][:n])] for j in part], device=device)
-            copies = [{name: tensor[of_row] for name, tensor in layer.items()} for layer in state]
-            scores |= zip(part, read_on(model, [rest[j] for j in part], copies, n), strict=True)
-    return [scores[i] for i in range(len(pairs))]
-
-
-def read_on(
-    model: GPT, pairs: list[tuple[list[int], list[int]]], state: list[dict], start: int
-) -> list[tuple[float, bool]]:
-    """log_likelihoods of pairs behind `start` ids that the state has read, side by side. What pads the shorter rows
+def read_on(model: GPT, pairs: list[tuple], state: list[dict], start: int) -> list[tuple[float, bool]]:
+    """NanogateLM.read of pairs behind `start` ids that the state has read, side by side. What pads the shorter rows
     stands behind them, where no layer looks."""
     rows = [torch.tensor([*context, *continuation[:-1]]) for context, continuation in pairs]
     idx = pad_sequence(rows, batch_first=True).to(model.wte.weight.device)  # (B, T)

@@ -42,12 +42,6 @@ def word_of(pattern: str, layer: int) -> str:
     return words[layer % len(words)].strip()
 
 
-def find_start(init_from: str) -> None:
-    """Raises UserError where init_from names a checkpoint that is not there."""
-    if init_from not in ("scratch", "resume", "auto"):
-        find_checkpoint(init_from)
-
-
 @dataclass
 class GPTConfig:
     """Every key of the model. Raises UserError for values that don't fit together."""
@@ -61,14 +55,10 @@ class GPTConfig:
     n_embd: int = key(768, "width of the residual stream", at_least=1)
     block_size: int = key(1024, "context length in tokens; also cosformer's M, the reach of its cosine", at_least=1)
     vocab_size: int | None = key(None, "number of token ids (None: as many as the data has)", at_least=1)
-    pad_vocab_to: int = key(
-        1, "round the embedding's rows up to a multiple of it; padding is never scored or drawn", at_least=1
-    )
+    pad_vocab_to: int = key(1, "round the rows of the embedding up to a multiple; padding is never drawn", at_least=1)
     mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0)
     mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
-    mlp: str = key(
-        "gelu", "gelu: W gelu(U x); gelu_tanh: with a tanh in place of erf; swiglu: W (silu(G x) * U x); none"
-    )
+    mlp: str = key("gelu", "gelu: W gelu(U x); gelu_tanh: tanh in place of erf; swiglu: W (silu(G x) * U x); none")
     tie_embeddings: bool = key(True, "one weight for the embedding and the output layer")
     norm: str = key("rms", "norm before each branch and at the end: RMSNorm or LayerNorm", choices=("rms", "layer"))
     norm_eps: float = key(1e-5, "the number under the root of every norm", above=0)
@@ -83,9 +73,7 @@ class GPTConfig:
         "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, deltaproduct, monarch, "
         "gated_deltanet2, mamba3, or by layer a,b,b; gated: softmax with gate=elementwise",
     )
-    position: str = key(
-        "rope", "positions: rope, learned or none, or by layer a,b of rope and none; rope acts in softmax layers only"
-    )
+    position: str = key("rope", "rope (in softmax layers only), learned or none, or by layer a,b of rope and none")
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
     rope_fraction: float = key(1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1)
     rope_scaling: str = key(
@@ -103,9 +91,7 @@ class GPTConfig:
         "number a head; token: W x of the query's token",
         choices=("none", "zero", "head", "token"),
     )
-    window: str = key(
-        "none", "keys that a query of a softmax layer sees, its own included: none (all) or 128, by layer a,b,b"
-    )
+    window: str = key("none", "softmax layers: keys that a query sees, its own included: none (all) or 128, or a,b,b")
     attention_weights: str = key(
         "softmax",
         "softmax layers: weights softmax(x), or relu(e^x - 1) / sum |e^x - 1|",
@@ -122,18 +108,15 @@ class GPTConfig:
     n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
     levels: str = key(
         "none",
-        "log_linear: a state for each block of 1, 2, 4 ... tokens of the past; merged: a token is in the block that it "
-        "completes (softmax layers have no such state)",
+        "log_linear: a state for each block of 1, 2, 4 ... past tokens; merged: a token is in the block it completes",
         choices=("none", "log_linear", "merged"),
     )
     beta_max: float = key(
-        1.0, "delta rule: beta = beta_max * sigmoid(.); 2 allows negative eigenvalues", choices=(1.0, 2.0)
+        1.0, "delta rule: beta = this * sigmoid(.); 2 allows negative eigenvalues", choices=(1.0, 2.0)
     )
     n_householder: int = key(2, "deltaproduct: steps of the delta rule in a token", at_least=1, at_most=64)
     delta_heads: int | None = key(None, "delta rule: number of heads (None: n_head)", at_least=1)
-    delta_key_heads: int | None = key(
-        None, "delta rule: query and key heads, shared evenly (None: delta_heads)", at_least=1
-    )
+    delta_key_heads: int | None = key(None, "delta rule: query and key heads (None: delta_heads)", at_least=1)
     delta_key_dim: int | None = key(None, "delta rule and gla: width of q and k (None: head_dim)", at_least=1)
     delta_value_dim: int | None = key(None, "delta rule and gla: width of v (None: head_dim)", at_least=1)
 
@@ -209,17 +192,13 @@ class GPTConfig:
 class TrainConfig(GPTConfig):
     """Every key of a run: those of the model, and these."""
 
-    dataset: str = key(
-        "data/pystdlib", "folder of the data, or a mixture of several: data/a:7,data/b:3 (docs/data.md)", find=find_data
-    )
-    mask_documents: bool = key(
-        False, "text: a row is one document, or a part of it: nothing is read or predicted across documents"
-    )
+    dataset: str = key("data/pystdlib", "folder of the data, or a mixture data/a:7,data/b:3", find=find_data)
+    mask_documents: bool = key(False, "text: rows are documents or parts of one; nothing is predicted across documents")
     out_dir: str = key("out", "folder that the run is written to")
     init_from: str = key(
         "scratch",
         "scratch; resume: go on with out_dir's ckpt.pt; auto: resume if it is there, else scratch; or a checkpoint",
-        find=find_start,
+        find=lambda start: start in ("scratch", "resume", "auto") or find_checkpoint(start),
     )
     overwrite: bool = key(False, "true: replace the run in out_dir, or write among files that are not of a run")
     seed: int = key(1337, "seed of the weights, the order of the data and the dropout", at_least=0)
@@ -228,8 +207,7 @@ class TrainConfig(GPTConfig):
     shards: int = key(0, "fsdp: processes that share one copy of the model (0: all); divides their number", at_least=0)
     gather_dtype: str = key(
         "auto",
-        "fsdp: dtype in which the linear layers of blocks are gathered; auto: dtype, which gives the losses of float32 "
-        "in less memory; gradients are summed in float32",
+        "fsdp: dtype in which linear layers are gathered; auto: dtype, with the losses of float32 in less memory",
         choices=("auto", "float32"),
     )
     activation_checkpointing: bool = key(False, "compute each block again on the way back: less memory, more time")
@@ -238,7 +216,7 @@ class TrainConfig(GPTConfig):
     gradient_accumulation_steps: int = key(1, "micro-steps per step, over all processes together", at_least=1)
     max_iters: int = key(5000, "number of steps (updates of the weights)", at_least=1)
     optimizer: str = key(
-        "adamw", "muon: Muon for the matrices of the blocks, AdamW for the rest (optim.py)", choices=("adamw", "muon")
+        "adamw", "muon: Muon for the matrices of the blocks, AdamW for the rest", choices=("adamw", "muon")
     )
     learning_rate: float = key(6e-4, "peak of the learning rate", above=0)
     muon_lr_scale: float = key(1.0, "Muon's learning rate, as a multiple of AdamW's", above=0)
@@ -252,12 +230,8 @@ class TrainConfig(GPTConfig):
     warmup_iters: int = key(100, "steps of linear warmup", at_least=0)
     decay_iters: int | None = key(None, "wsd: steps of the decay (None: a fifth of the run)", at_least=1)
     lr_decay_iters: int | None = key(None, "step at which min_lr is reached (None: max_iters)", at_least=1)
-    min_lr: float | None = key(
-        None, "learning rate at the end of the decay (None: learning_rate / 10; wsd: 0)", at_least=0
-    )
-    keep_moments: bool = key(
-        False, "init_from=CHECKPOINT: take its optimizer's moments, too; another seed gives other batches than it had"
-    )
+    min_lr: float | None = key(None, "learning rate at the decay's end (None: learning_rate / 10; wsd: 0)", at_least=0)
+    keep_moments: bool = key(False, "init_from=CHECKPOINT: keep its optimizer's moments; another seed: other batches")
     new_lr_scale: float = key(1.0, "init_from=CHECKPOINT: learning rate of what it lacks, as a multiple", above=0)
     weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
     beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
@@ -266,12 +240,8 @@ class TrainConfig(GPTConfig):
 
     eval_interval: int = key(500, "steps between evaluations; each saves a checkpoint", at_least=1)
     # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of their time
-    eval_tokens: int | None = key(
-        100_000, "size of the sample that evaluations read, always the same (None: all)", at_least=1
-    )
-    eval_whole: bool | None = key(
-        None, "at the end of a run read the whole validation split (None: if it takes less time than training did)"
-    )
+    eval_tokens: int | None = key(100_000, "size of the fixed sample that evaluations read (None: all)", at_least=1)
+    eval_whole: bool | None = key(None, "end with the whole validation split (None: if that is quicker than training)")
     stop_above: float | None = key(None, "end the run after two evaluations in a row above this accuracy", at_least=0)
     eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
     checkpoint: str = key(

@@ -25,9 +25,7 @@ from runs.files import find_checkpoint, find_data
 
 @dataclass
 class MetersConfig:
-    checkpoint: list[str] = key(
-        ["out/best.pt"], "checkpoints, earliest first (a folder: its ckpt.pt)", find=find_checkpoint
-    )
+    checkpoint: list[str] = key(["out/best.pt"], "checkpoints, earliest first (or their folders)", find=find_checkpoint)
     dataset: str | None = key(None, "folder of the data (None: that of the first checkpoint)", find=find_data)
     split: str = key("val", "the split of the data to read")
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
@@ -45,14 +43,13 @@ configurator.begin(__name__, MetersConfig, __doc__, positional=None)
 import itertools
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from configurator import UserError
 from data.shards import Dataset
-from evaluate import score
+from evaluate import score, summarize
 from model import GPT
 from ops import IGNORE
 from runs import memory, probe
@@ -100,7 +97,13 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), device.type)
     memory.check_evaluation(config, model, dataset, T)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
-    scores = loss_of(model, batches, T, path)
+
+    def scores():  # in float32, as evaluate.py reads them
+        numbers = summarize(score(model, batches, block_size=T), dataset, config.split)
+        check_loss(numbers["loss"], path)
+        return {name: numbers[name] for name in ("loss", "accuracy")}
+
+    whole = scores()
     inputs, targets, name = probe.first_rows(dataset, config.split, config.rows, T)
     if inputs.shape[1] < 2:
         raise UserError(f"{path}: on rows of one token, which has no other to look at, there is nothing to measure")
@@ -112,11 +115,11 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     for layer, control in zip(layers, controls, strict=True):
         layer["sink"]["random_tokens"] = control["share"]
     with quantised(model):
-        in_8_bits = loss_of(model, batches, T, path)
+        in_8_bits = scores()
     pruning = []
     for threshold in THRESHOLDS if gates_to_prune(model) else ():
         with pruned(model, threshold) as counts:
-            after = loss_of(model, batches, T, path)
+            after = scores()
         pruning.append({"threshold": threshold, "zeroed": probe.numbers(counts[0] / counts[1])} | after)
     return {
         "checkpoint": str(path),
@@ -133,32 +136,21 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         "layers": layers,
         "losses": probe.losses_by_kind(model, inputs, targets, masks, dtype),
         "maps": attention_maps(model, inputs, layers, masks, config.maps, dtype),
-        **scores,
+        **whole,
         "labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches),
         "pruning": pruning,
         "quantised": in_8_bits,
     }
 
 
-def loss_of(model: GPT, batches: Iterable[tuple], block_size: int, path: Path | str) -> dict[str, float]:
-    """{loss, accuracy} over batches of (inputs, targets, slice), in float32, as evaluate.py reads them. UserError if it
-    is not finite."""
-    sums = score(model, batches, block_size=block_size)
-    nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
-    check_loss(nats / labels, path)
-    return {"loss": nats / labels, "accuracy": correct / labels}
-
-
-def attention_maps(
-    model: GPT, inputs: torch.Tensor, layers: list[dict], masks: dict, wanted: list[str], dtype: str
-) -> list[dict]:
+def attention_maps(model: GPT, inputs: torch.Tensor, layers: list, masks: dict, wanted: list, dtype: str) -> list:
     """The wanted heads' maps on the first row's first t <= MAP_TOKENS tokens: [{layer, head, weights, gate, queries}].
 
     weights: (t, t). gate: (t,), the mean over the head's channels of the gate on its readout; empty if none multiplies.
     queries: {kind: their positions}, without those of kind "other".
     """
-    heads = [(i, head, share) for i, layer in enumerate(layers) for head, share in enumerate(layer["sink"]["share"])]
-    sinks = {f"{i}.{head}": share for i, head, share in heads if share is not None}
+    shares = {f"{i}.{head}": x for i, at in enumerate(layers) for head, x in enumerate(at["sink"]["share"])}
+    sinks = {name: share for name, share in shares.items() if share is not None}
     for name in wanted:
         if name not in sinks:
             raise UserError(f"maps={name!r}: write layer.head, of a head that is there and has weights")

@@ -34,7 +34,7 @@ class Projection(NamedTuple):
     beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
     erase: torch.Tensor | None = None  # (B, T, Hk, Dk), the key of what the delta rule erases, if that is not k
     skip: torch.Tensor | None = None  # (B, T, Hv, Dv), added to the readout
-    sink: torch.Tensor | None = None  # (B, T, H), the logits of a softmax layer's sinks
+    sink: torch.Tensor | None = None  # (B, H, T), the logits of a softmax layer's sinks
     levels: torch.Tensor | None = None  # (B, T, H, L), of log-linear states; Mixer makes them
 
 
@@ -51,9 +51,6 @@ class Levels(nn.Module):
         self.is_merged = config.levels == "merged"
         self.proj = nn.Linear(config.n_embd, n_head * self.n_levels, bias=False)
         self.scale = None if self.is_merged else nn.Parameter(torch.empty(n_head * self.n_levels))
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        start.fill_(1.0)
 
     def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
         y = at_least_float32(self.proj(x))
@@ -85,6 +82,7 @@ class Mixer(nn.Module):
     native_gate: tuple[str, str] | None = None
     linear_in: tuple[str, ...] = ("query", "key", "value")  # a factor on one of these is a factor on the readout
     has_positive_weights = False  # if so, their sum can be the readout's denominator
+    A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it and 1 for its decay, also where that is one
     has_levels = True  # whether `levels` splits the state into those of log2(T) blocks
 
@@ -158,7 +156,8 @@ class Mixer(nn.Module):
         for gate in self.before_norm:
             o = gate(o, x)
         gates = self.after_norm
-        if self.is_fused and kernels.fla_norms_and_gates(o):  # the norm and the gate behind it, in one kernel
+        # the norm and the gate behind it in one kernel, which a compiler makes of the plain form by itself
+        if self.is_fused and o.is_cuda and o.dtype != torch.float64 and not torch.compiler.is_compiling():
             o, gates = gates[0](o, x, self.norm), gates[1:]
         else:
             o = self.normed(o)
@@ -220,9 +219,7 @@ class Mixer(nn.Module):
         n_states = () if self.levels is None else (self.levels.n_levels - 1,)  # level 0 is the token itself
         return {"S": (B, self.n_head, *n_states, self.key_width, self.value_width + (self.norm_kind == "denominator"))}
 
-    def init_state(
-        self, batch_size: int, device=None, dtype: torch.dtype | None = None, length: int | None = None
-    ) -> dict[str, torch.Tensor]:
+    def init_state(self, batch_size: int, device=None, dtype=None, length: int | None = None) -> dict:
         """The state at the start of a text: zeros. length: the most tokens that will be read (None: any number)."""
         shapes = self.state_shapes(batch_size, length or self.config.block_size)
         for conv in self.modules():
@@ -235,7 +232,7 @@ class Mixer(nn.Module):
         inputs, n = (p.q, p.k, p.erase), self.n_head // p.q.shape[2]
         q, k, erase = (x if x is None else x.repeat_interleave(n, dim=2) for x in inputs)
         weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta, erase=erase)
-        return weights if p.levels is None else weights * levels.factors(p.levels)
+        return weights if p.levels is None else weights * levels.factors(p.levels.transpose(1, 2))
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs of the recurrence for one token, forward."""

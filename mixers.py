@@ -10,7 +10,6 @@ from configurator import UserError
 from gate import ZeroLinear
 from keys import GPTConfig
 from mixer import Mixer, Projection
-from ops import layers
 from ops.fast import Product, at_least_float32
 from ops.layers import FusedLinear, RMSNorm, make_conv
 
@@ -36,11 +35,6 @@ class Mamba3(Mixer):
         self.kq_norm = RMSNorm(2 * N, eps=config.norm_eps)
         self.kq_norm.groups = 2
         self.kq_bias, self.dt_bias, self.D = (nn.Parameter(torch.empty(n)) for n in (2 * H * N, H, H))
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        start.fill_(1.0)
-        if name == "dt_bias":
-            layers.init_decay(name, start, generator, A_range=(1.0, 1.0))
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         N, n = self.key_width, self.parts[-1]
@@ -118,9 +112,6 @@ class Monarch(Mixer):
         self.conv = make_conv(config, sum(self.split))
         self.block_gates = ZeroLinear(config.n_embd, H * 2 * m, bias_start=4.0)
         self.skew = nn.Parameter(torch.empty(2 * H * m**3))  # flat: a 1-D parameter gets no weight decay
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        start.normal_(0.0, 0.02, generator=generator)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)

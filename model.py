@@ -9,6 +9,7 @@ gate in gate.py, the keys in keys.py. A new mixer is one class, whose `project` 
 and one line in MIXERS.
 """
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection
 from mixers import Mamba3, Monarch
 from ops import IGNORE, kernels, layers, sampling
-from ops.fast import at_least_float32
+from ops.fast import CosSinFeatures, at_least_float32
 from ops.layers import FusedLinear, ResidualLinear, RMSNorm, make_conv, make_norm
 from ops.loss import cross_entropy_sum
 
@@ -48,21 +49,21 @@ class Softmax(Mixer):
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
+        norm, sink, cap = cls.norm_of(config), config.sink, config.attention_softcap
         if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
             raise UserError(f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}")
-        if cls.norm_of(config) == "denominator":
+        if norm == "denominator":
             raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights are normed already")
-        if config.sink != "none" and cls.norm_of(config) in READOUT_NORMS:
-            norm = f"readout_norm={cls.norm_of(config)!r}"
-            raise UserError(f"sink={config.sink!r}: {norm} of {name} cancels it, since it acts as one factor a head")
+        if sink != "none" and norm in READOUT_NORMS:
+            why = "cancels it, since it acts as one factor a head"
+            raise UserError(f"sink={sink!r}: readout_norm={norm!r} of {name} {why}")
         if config.attention_weights == "softpick":
             if config.forget_gate:
                 raise UserError("forget_gate=True: softpick's denominator would count a forgotten key as |e^-inf - 1|")
-            if config.attention_softcap is not None:
-                cap = config.attention_softcap
+            if cap is not None:
                 raise UserError(f"attention_softcap={cap}: softpick was published without a cap; leave one of them out")
-            if config.sink != "none":
-                raise UserError(f"sink={config.sink!r}: softpick needs none, since its weights may all be zero")
+            if sink != "none":
+                raise UserError(f"sink={sink!r}: softpick needs none, since its weights may all be zero")
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
@@ -107,8 +108,7 @@ class Softmax(Mixer):
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
-        sink = None if p.sink is None else p.sink.transpose(1, 2)  # (B, H, T)
-        T, first, mask, log_decay = q.shape[2], start, None, p.log_decay
+        T, first, mask, log_decay, c = q.shape[2], start, None, p.log_decay, self.config
         has_bias = self.bias is not None or log_decay is not None
         if state is not None:
             in_order = T > 1 or has_bias
@@ -122,22 +122,19 @@ class Softmax(Mixer):
         is_cut = T > reach or (T > 1 and state is not None and start > 0)
         if has_bias or is_cut:
             j = torch.arange(first, start + T, device=q.device)
-            mask = self.mask(j[start - first :], j, forgets=state is not None, log_decay=log_decay)
-        is_causal, kind = mask is None and (state is None or T > 1), self.config.attention_weights
-        if kind == "softmax" and self.config.attention_softcap is None and log_decay is None:
-            o = layers.attention(q, k, v, mask, is_causal, sink)
+            mask = self.mask(j[start - first :], j, reach, log_decay)
+        is_causal, kind = mask is None and (state is None or T > 1), c.attention_weights
+        if kind == "softmax" and c.attention_softcap is None and log_decay is None:
+            o = layers.attention(q, k, v, mask, is_causal, p.sink)
         else:
-            o, _ = layers.manual_attention(q, k, v, mask, self.config.attention_softcap, is_causal, sink, kind)
+            o, _ = layers.manual_attention(q, k, v, mask, c.attention_softcap, is_causal, p.sink, kind)
         return o.transpose(1, 2)
 
-    def mask(self, i: torch.Tensor, j: torch.Tensor, forgets: bool = False, log_decay=None) -> torch.Tensor:
-        """Which keys at positions j (S,) the queries at i (T,) see, bool (T, S); with a bias, float (1, H, T, S), with
-        a log_decay (B, L, H), whose last are those of the keys, float (B, H, T, S).
-
-        forgets: keys that have left the ring, those `reach` or more before a query, are out of its sight.
-        """
-        distance, reach = i[:, None] - j, self.reach if forgets else self.window
-        mask = (distance >= 0) & (distance < reach) if reach else distance >= 0
+    def mask(self, i: torch.Tensor, j: torch.Tensor, reach: int, log_decay: torch.Tensor | None) -> torch.Tensor:
+        """Which keys at positions j (S,) the queries at i (T,) see, the last `reach` up to their own: bool (T, S). With
+        a bias float (1, H, T, S), with a log_decay (B, L, H), whose last are those of the keys, float (B, H, T, S)."""
+        distance = i[:, None] - j
+        mask = (distance >= 0) & (distance < reach)
         if self.bias is not None:
             mask = self.bias(i[:, None], j).masked_fill(~mask, -torch.inf).expand(1, self.n_head, -1, -1)
         return mask if log_decay is None else layers.with_decay(mask, log_decay)
@@ -150,10 +147,9 @@ class Softmax(Mixer):
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
-        i = torch.arange(q.shape[2], device=q.device)
-        mask, sink, c = self.mask(i, i, log_decay=p.log_decay), p.sink, self.config
-        sink = None if sink is None else sink.transpose(1, 2)
-        return layers.manual_attention(q, k, v, mask, c.attention_softcap, False, sink, c.attention_weights)[1]
+        i, c = torch.arange(q.shape[2], device=q.device), self.config
+        mask = self.mask(i, i, self.window or len(i), p.log_decay)
+        return layers.manual_attention(q, k, v, mask, c.attention_softcap, False, p.sink, c.attention_weights)[1]
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs for one token: scores and weighted sum over the keys that a query sees on average."""
@@ -192,7 +188,7 @@ class CosFormer(Mixer):
         if end > M:
             raise UserError(f"cosformer: position {end} is past block_size={M}, where its cosine turns negative")
         cos, sin = self.angles(at_least_float32(p.q), start)  # (T, 1, 1)
-        q, k = (layers.cos_sin_features(at_least_float32(y), cos, sin) for y in (p.q, p.k))  # (B, T, H, 2D)
+        q, k = (CosSinFeatures.apply(at_least_float32(y), cos, sin) for y in (p.q, p.k))  # (B, T, H, 2D)
         return p._replace(q=q, k=k)
 
 
@@ -242,12 +238,6 @@ class Mamba2(Mixer):
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        if name == "D":
-            start.fill_(1.0)
-        else:
-            layers.init_decay(name, start, generator, A_range=(1.0, 16.0))
-
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
         v, k, q = F.silu(self.conv(vkq, state)).split(self.split, dim=-1)
@@ -270,7 +260,6 @@ class DeltaNet(Mixer):
     linear_in = ("query", "value")  # the delta rule is not linear in k
     flops_per_entry = 7  # S is read once more: what it holds under k
     decay: str | None = None  # one per "head" or per "channel" of the keys
-    A_range = (1.0, 16.0)  # of A at the start
 
     def __init__(self, config, gate, n=1, betas=None):
         """n: how many keys, values and betas a head has of a token. betas: rows of beta's matrices (None: n of H)."""
@@ -287,9 +276,6 @@ class DeltaNet(Mixer):
         if self.decay:
             self.dt_bias = nn.Parameter(torch.empty(H * Dk if self.decay == "channel" else H))
             self.A_log = nn.Parameter(torch.empty(H))
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        layers.init_decay(name, start, generator, self.A_range)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
@@ -501,16 +487,17 @@ class GPT(nn.Module):
         | init="pytorch": Embedding                | N(0, 1)                                             |
         | a mixer's out_proj                       | out_init_scale times that                           |
         | RMSNorm, LayerNorm; all biases           | 1; 0                                                |
+        | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
+        | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
+        | D, kq_bias, scale of levels              | 1                                                   |
+        | monarch's skew, sink logits              | N(0, s)                                             |
         | ZeroLinear (gates that are not native)   | 0, its bias gate_bias; monarch's block_gates 4      |
         | Gate: static; slope                      | gate_bias or 0; 1                                   |
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
-        | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
-        | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
-        | D, kq_bias; monarch's skew, sink logits  | 1; N(0, s)                                          |
 
         From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
         generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter
-        without a rule.
+        without a rule. The decay exp(-A softplus(. + dt_bias)) starts as in Dao & Gu 2024.
 
         Each draw depends on (seed, name of the parameter) alone: two models of one seed start with the same weights
         wherever both have the parameter, so that a gated model starts where the ungated one does.
@@ -523,6 +510,15 @@ class GPT(nn.Module):
             start = p.detach().clone()
             if hasattr(module, "init_parameter"):
                 module.init_parameter(name, start, generator)
+            elif name == "A_log":
+                start.uniform_(*module.A_range, generator=generator).log_()
+            elif name == "dt_bias":
+                dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
+                start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
+            elif name in ("D", "kq_bias", "scale"):
+                start.fill_(1.0)
+            elif name in ("skew", "logit"):
+                start.normal_(0.0, 0.02, generator=generator)
             elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
                 start.fill_(1.0 if name == "weight" else 0.0)
             elif isinstance(module, nn.Linear) and name == "bias":
@@ -578,20 +574,16 @@ class GPT(nn.Module):
             only = None
         x, _ = self.features(idx, only=only)
         targets = targets if only is None else targets[only][None]
-        vocab_size, softcap = self.config.vocab_size, self.config.logit_softcap
-        total = cross_entropy_sum(x, self.output_weight, targets, vocab_size=vocab_size, softcap=softcap)
+        c = self.config
+        total = cross_entropy_sum(x, self.output_weight, targets, vocab_size=c.vocab_size, softcap=c.logit_softcap)
         labels = (targets != IGNORE).sum()
         if self.training:
             total = total + labels * sum(getattr(module, "auxiliary_loss", 0.0) for module in self.blocks.modules())
         return total if reduction == "sum" else total / labels.clamp(min=1)
 
-    def init_state(
-        self, batch_size: int = 1, device=None, dtype: torch.dtype | None = None, length: int | None = None
-    ) -> list[dict]:
-        """The state at the start of a text, a dict per layer: KV cache or recurrent state, past of the convolution.
-
-        length: the most tokens that will be read, and a cache is no longer (None: it has block_size).
-        """
+    def init_state(self, batch_size: int = 1, device=None, dtype=None, length: int | None = None) -> list[dict]:
+        """The state at the start of a text, a dict for each layer. length: the most tokens that will be read, and a
+        cache is no longer (None: it has block_size)."""
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
 

@@ -24,18 +24,12 @@ class SampleConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
     start: str = key("\n", "the prompt; FILE:path reads it from a file", find=find_prompt)
     num_samples: int = key(3, "number of samples", at_least=1)
-    max_new_tokens: int | None = key(
-        None, "new tokens per sample (None: 500, or as many as the model can add)", at_least=1
-    )
+    max_new_tokens: int | None = key(None, "new tokens a sample (None: 500, or as many as it can add)", at_least=1)
     temperature: float = key(0.8, "0: always the likeliest token; 1: the model's own distribution", at_least=0)
     top_k: int | None = key(None, "draw from the k likeliest tokens only", at_least=1)
-    top_p: float | None = key(
-        None, "draw from the fewest tokens that together reach this probability", above=0, at_most=1
-    )
+    top_p: float | None = key(None, "draw from the fewest tokens that reach this probability", above=0, at_most=1)
     seed: int = key(1337, "seed of the draws", at_least=0)
-    dataset: str | None = key(
-        None, "backcopy: the folder of its data (None: what the checkpoint was trained on)", find=find_data
-    )
+    dataset: str | None = key(None, "backcopy: folder of its data (None: that of the training)", find=find_data)
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
 
 

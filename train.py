@@ -20,7 +20,6 @@ from keys import GPTConfig, TrainConfig
 configurator.begin(__name__, TrainConfig, __doc__)  # imports no torch: a slip in the command line is told at once
 
 import collections
-import copy
 import dataclasses
 import functools
 import itertools
@@ -45,13 +44,13 @@ from evaluate import evaluate, evaluation_rows
 from model import GPT
 from optim import Muon, keep_compiler_out, matrices_of
 from runs import memory, parallel
-from runs.checkpoint import build_model, check_same_weights
+from runs.checkpoint import build_model, check_same_weights, check_vocabulary
 from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import Processes, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import first_rows, is_spike, training_meters, training_rows
-from runs.resume import check_data, optimizer_state, restore, scale_new, take_weights, where_to_start
+from runs.resume import optimizer_state, restore, scale_new, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
 
@@ -71,36 +70,33 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
     start = resumed and (resumed["run_id"], resumed["iter_num"])
     advice = "all machines must share out_dir, and init_from=auto makes them go on alike"
     processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
-    paths = ("dataset", "out_dir") if source is None else ("dataset", "out_dir", "init_from")
-    check_same_start(processes, config, paths)
+    check_same_start(processes, config, ["dataset", "out_dir"] + ["init_from"] * (source is not None))
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
             f"{processes.world_size} processes that share the micro-steps"
         )
-    parallel.shards_of(config, processes.world_size)  # raises for a number that does not fit
     dataset = open_dataset(config.dataset, config.mask_documents)
     if config.mask_documents and not dataset.mask_documents:
         raise UserError(f"mask_documents=True: {dataset.folder} has rows and no documents; leave mask_documents out")
     processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data")
     if source is not None:
         check_same_weights(processes, config.init_from)
-    check_data(resumed, source, dataset, config)
+        check_vocabulary(math.inf, source, dataset)
+    if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
+        raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     is_row = dataset.kind == "examples" or dataset.mask_documents
     dataset.examples_per_epoch("val", config.block_size if is_row else 1)
-    vocab_size = config.vocab_size or dataset.vocab_size
-    if vocab_size < dataset.vocab_size:
-        raise UserError(f"vocab_size={vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
-    config = copy.copy(config)
-    config.vocab_size = vocab_size
+    config.vocab_size = config.vocab_size or dataset.vocab_size
+    if config.vocab_size < dataset.vocab_size:
+        raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
     processes.on_main(memory.check_training, config, dataset, processes)
     with processes.signals_held(), OutDir(config, processes, resumed) as out, ThreadPoolExecutor(1) as reader:
         train(config, processes, dataset, out, reader, resumed, source, notes)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a step takes: its rate, the model, the optimizers, its batches, its loss
+# -- What a step takes: its rate, the model, the optimizers, its batches, its loss -------------------------------------
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -145,16 +141,12 @@ def make_model(config: TrainConfig, resumed: dict | None, source: dict | None) -
         with memory.NoRandomStart():  # each process reads what it holds of the weights (runs/resume.py)
             return GPT(model_config), resumed["new"], []
     if resumed is not None:
-        model = build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt")
-        return model, resumed["new"], []
+        return build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt"), resumed["new"], []
     model = GPT(model_config)
-    if source is None:
-        return model, [], []
-    return model, *take_weights(model, source["model"], config.init_from)
+    return model, *(take_weights(model, source["model"], config.init_from) if source is not None else ([], []))
 
 
 def model_args(config: TrainConfig) -> dict:
-    """The keys of the model among those of the run."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(GPTConfig)}
 
 
@@ -165,8 +157,7 @@ def load_batches(
 
     It depends on (seed, step) alone. The tensors are on the CPU, pinned for a GPU.
     """
-    keys = dict(seed=config.seed, batch_size=config.batch_size, block_size=config.block_size)
-    keys["gradient_accumulation_steps"] = config.gradient_accumulation_steps
+    keys = {name: getattr(config, name) for name in ("seed", "batch_size", "block_size", "gradient_accumulation_steps")}
     micro_steps = range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
     size = config.batch_size * config.gradient_accumulation_steps
     n_labels = dataset.count_labels("train", step * size, (step + 1) * size, config.seed, config.block_size)
@@ -204,22 +195,11 @@ def micro_loss(model: torch.nn.Module, config: TrainConfig, dtype: str, step: in
 
 
 def is_compiled(config: TrainConfig, device_type: str) -> bool:
-    """Whether torch.compile is used."""
     is_long = device_type == "cuda" and config.max_iters >= 500
     return is_long if config.compile == "auto" else config.compile == "true"
 
 
-def cheap_meters(config: TrainConfig, model: GPT, dataset: Dataset, dtype: str) -> dict:
-    """The cheap meters (runs/probe.py), on the first rows of the validation split, of a mixture's first part."""
-    first = dataset.parts[0]
-    rows = training_rows(first.longest("val", config.block_size))
-    inputs, targets, _ = first_rows(first, "val", rows, config.block_size)
-    device = model.wte.weight.device
-    return training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The training loop
+# -- The training loop -------------------------------------------------------------------------------------------------
 
 
 def train(
@@ -285,6 +265,7 @@ def train(
 
     def validate(tokens: int | None, with_meters: bool = False) -> dict:
         """The numbers of the validation split, or of a fixed sample of it of about so many tokens."""
+        nonlocal eval_seconds
         start = time.perf_counter()
         with parallel.readable(model):
             numbers = evaluate(
@@ -295,7 +276,11 @@ def train(
                 stop(step, f"validation loss is {numbers['loss']}", bad_weight(model))
             numbers["seconds"] = time.perf_counter() - start
             if with_meters and (processes.is_main or parallel.is_sharded(config, world_size)):
-                numbers["meters"] = cheap_meters(config, model, dataset, dtype)
+                part = dataset.parts[0]  # of a mixture, the first one
+                rows = training_rows(part.longest("val", config.block_size))
+                inputs, targets, _ = first_rows(part, "val", rows, config.block_size)
+                numbers["meters"] = training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
+        eval_seconds += time.perf_counter() - start
         return {"val_loss": numbers.pop("loss")} | numbers
 
     def stop_if_not_finite() -> None:
@@ -321,8 +306,8 @@ def train(
             print(f"\nerror: {reason} {place}; {where}. {saved}", file=sys.stderr)
         sys.exit(1)
 
-    started = time.perf_counter()
-    logged_at = (first_step, started)
+    logged_at = (first_step, time.perf_counter())
+    started = logged_at[1] - seconds_before
     losses = [row["loss"] for row in out.kept if row["event"] == "train"]  # a resumed run has some already
     # rank 0 has read them, and every rank must come to the same end
     evaluations = processes.from_main([row for row in out.kept if row["event"] == "eval"])
@@ -350,27 +335,18 @@ def train(
         if is_evaluated or signal_number:
             stop_if_not_finite()
             if is_evaluated:
-                start = time.perf_counter()
                 row = {"event": "eval", "step": step} | validate(config.eval_tokens, with_meters=config.meters)
-                eval_seconds += time.perf_counter() - start
                 evaluations.append(row)
                 is_best = row["val_loss"] < best_val_loss
                 best_val_loss = min(best_val_loss, row["val_loss"])
                 out.log(**row)
             checkpoint = about | {  # all that the rest of the run depends on
-                "model": model.state_dict(),
-                "model_args": model_args(config),
-                "new": new,
-                "optimizer": optimizer_state(optimizers),
-                "scaler": scaler.state_dict(),
-                "rng": torch.get_rng_state(),
-                "iter_num": step,
-                "best_val_loss": best_val_loss,
-                "seconds": seconds_before + time.perf_counter() - started,
-                "eval_seconds": eval_seconds,
-                "data": data,
-                "versions": versions(),
-            }
+                "model": model.state_dict(), "model_args": model_args(config), "new": new,
+                "optimizer": optimizer_state(optimizers), "scaler": scaler.state_dict(), "rng": torch.get_rng_state(),
+                "iter_num": step, "best_val_loss": best_val_loss,
+                "seconds": time.perf_counter() - started, "eval_seconds": eval_seconds,
+                "data": data, "versions": versions(),
+            }  # fmt: skip
             out.save(checkpoint, is_best)
             saved_step, logged_at = step, (step, time.perf_counter())
         if signal_number:
@@ -392,7 +368,8 @@ def train(
                 # DDP and FSDP take the mean over the processes; the loss is already divided by the labels of all
                 scaler.scale(part * world_size).backward()
             loss += part.detach()
-        loss = processes.total(loss)
+        if world_size > 1:
+            torch.distributed.all_reduce(loss)
         parameters = model.named_parameters() if step == first_step else ()
         if unused := [name for name, p in parameters if p.requires_grad and p.grad is None]:
             raise UserError(
@@ -437,9 +414,9 @@ def train(
 
     # the end: the whole validation split, unless the evaluations have read all of it, or it takes too long
     bar.close()
-    size, seconds = dataset.counts("val")["tokens"], seconds_before + time.perf_counter() - started
+    size, trained = dataset.counts("val")["tokens"], time.perf_counter() - started - eval_seconds
     reads_a_sample = (config.eval_tokens or math.inf) < size
-    takes, trained = evaluations[-1].get("seconds", 0.0) * size / evaluations[-1]["labels"], seconds - eval_seconds
+    takes = evaluations[-1].get("seconds", 0.0) * size / evaluations[-1]["labels"]
     is_whole = not reads_a_sample or config.eval_whole
     if is_whole is None:
         is_whole = processes.from_main(takes <= trained)
@@ -448,8 +425,7 @@ def train(
         end = {name: x for name, x in evaluations[-1].items() if name not in ("meters", "seconds")}
         if reads_a_sample and is_whole:
             end |= validate(None)
-            eval_seconds += end["seconds"]
-        seconds = seconds_before + time.perf_counter() - started
+        seconds = time.perf_counter() - started
         end |= {"event": "end", "whole": is_whole, "seconds": seconds, "eval_seconds": eval_seconds}
     out.log(**end)
     if processes.is_main:

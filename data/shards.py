@@ -27,7 +27,7 @@ import numpy as np
 from configurator import UserError
 from data import drawn
 from ops import IGNORE
-from runs.files import find_data, how_to_prepare, parts_of_mixture, read_json
+from runs.files import find_data, how_to_prepare, parts_of_mixture, read_json, sha256_of_file
 from runs.rules import show, wrong_field
 
 FORMAT = 1
@@ -78,8 +78,18 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
     if len(parts) > 1:
         return Mixture(str(path), [open_dataset(part, mask_documents) for part in parts], list(parts.values()))
     try:
-        meta = read_meta(folder)
-        shards, documents = _open_shards(folder, meta)
+        meta, shards, documents = read_meta(folder), {}, {}
+        is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
+        for split, facts in meta["splits"].items():
+            shards[split] = []
+            for entry in facts["shards"]:
+                shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
+                shards[split].append(_open_shard(folder, entry, dtype_of(vocab_size), shape, vocab_size))
+            if is_text:
+                entry, shape, n = facts["document_offsets"], (facts["documents"] + 1,), facts["tokens"]
+                offsets = documents[split] = _open_shard(folder, entry, np.dtype(np.int64), shape, n + 1)
+                if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
+                    raise UserError(f"{folder / entry['file']}: must rise from 0 to {n}")
         return Dataset(folder, meta, shards, documents if mask_documents else {})
     except UserError as error:
         raise UserError(f"{error}; {how_to_prepare(folder)}") from None
@@ -109,44 +119,19 @@ def npy_files(meta: dict) -> Iterator[dict]:
             yield facts["document_offsets"]
 
 
-def _open_shards(folder, meta):
-    """{split: its shards, as memory maps}, {split: where its documents begin, then its length}, for a stream.
-
-    Every file has been checked. Raises UserError.
-    """
-    is_text, vocab_size = meta["kind"] == "stream", meta["vocab_size"]
-    shards, documents = {split: [] for split in meta["splits"]}, {}
-    for split, facts in meta["splits"].items():
-        for entry in facts["shards"]:
-            shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
-            path, sha256 = folder / entry["file"], entry["sha256"]
-            shards[split].append(_open_shard(path, sha256, dtype_of(vocab_size), shape, vocab_size))
-        if is_text:
-            entry, shape = facts["document_offsets"], (facts["documents"] + 1,)
-            path, n = folder / entry["file"], facts["tokens"]
-            offsets = documents[split] = _open_shard(path, entry["sha256"], np.dtype(np.int64), shape, n + 1)
-            if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
-                raise UserError(f"{path}: must rise from 0 to {n}")
-    return shards, documents
-
-
-def _open_shard(path, sha256, dtype, shape, limit):
-    """The numbers of a .npy file as a memory map, which reads a file that is replaced later as it was.
-
-    Raises UserError if its dtype, shape or sha256 is not that of meta.json, or a number is not below limit.
-    """
+def _open_shard(folder, entry, dtype, shape, limit):
+    """A .npy file as a memory map, which reads a file that is replaced later as it was. Raises UserError if it is not
+    what its entry in meta.json says, or a number is not below limit."""
+    path = folder / entry["file"]
     try:
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
         raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
     if (array.dtype, array.shape, array.flags.c_contiguous) != (dtype, shape, True):
         raise UserError(f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}")
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    if digest.hexdigest() != sha256:
+    if sha256_of_file(path) != entry["sha256"]:
         raise UserError(f"{path}: is not the file that meta.json describes (its sha256 differs)")
-    largest = int(array.max())
-    if largest >= limit:
+    if (largest := int(array.max())) >= limit:
         raise UserError(f"{path}: holds {largest} where every value must be below {limit}")
     return array
 
@@ -157,15 +142,15 @@ MEANING = ("kind", "vocab_size", "tokenizer", "first_ids", "alphabet", "kinds")
 
 class Dataset:
     """
-    An open data set, which open_dataset makes. Shards stay on disk. meta is the content of meta.json. kind is "stream"
-    or "examples", also where the rows of training are drawn.
+    An open data set, which open_dataset makes. Shards stay on disk, and meta is the content of meta.json.
 
+    kind: "stream" or "examples", also where the rows of training are drawn
     slices: the names of the slices ("64/4"), none for a stream
     sha256: one digest of the shards of each split, or of how it is drawn, and of what their ids mean
-    kinds: {name: token ids} of the queries that meters.py measures apart; empty if the data set names none
+    kinds: {name: token ids} of the queries that meters.py measures apart
     alphabet: the characters that the ids 1, 2, ... of data/backcopy stand for, or None
     first_ids: the ids that every row begins with and that stand for no text: [0] for <s>, or none
-    mask_documents: whether a row of a stream is a document or a part of one, so that nothing is read across documents
+    mask_documents: whether a row of a stream is a document or a part of one
     parts, weights: the data sets of a Mixture and their shares of the examples; otherwise this one alone
     """
 
@@ -181,12 +166,10 @@ class Dataset:
         self.alphabet = None if is_text else parameters.get("alphabet")
         means = [getattr(self, name) for name in MEANING]
         shas = {split: [[s["sha256"], s.get("slice")] for s in of["shards"]] for split, of in meta["splits"].items()}
-        names = [name for pairs in shas.values() for _, name in pairs]
+        self.slices = [] if is_text else list(dict.fromkeys(name for pairs in shas.values() for _, name in pairs))
         # how the rows of a split are drawn (DRAWN), if they are
         self._drawn = {split: of["drawn"] for split, of in meta["splits"].items() if "drawn" in of}
-        shas |= self._drawn
-        self.slices = [] if is_text else list(dict.fromkeys(names))
-        self.sha256 = hashlib.sha256(json.dumps([*means, shas], sort_keys=True).encode()).hexdigest()
+        self.sha256 = hashlib.sha256(json.dumps([*means, shas | self._drawn], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {split: [0, *itertools.accumulate(map(len, parts))] for split, parts in shards.items()}
         self.mask_documents = bool(documents)
@@ -211,14 +194,13 @@ class Dataset:
         self.longest(split, block_size)
         if split in self._drawn:
             return sys.maxsize
-        if self.mask_documents:
-            return len(self._windows(split, block_size, block_size))
         length = self._starts[split][-1]
         if self.kind == "examples":
             return length
+        if self.mask_documents:
+            return len(self._windows(split, block_size, block_size))
         if length <= block_size:
-            what = f"{split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}"
-            raise UserError(f"{self.folder}: {what}")
+            raise UserError(f"{self.folder}: {split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}")
         return (length - 1) // block_size
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
@@ -226,8 +208,7 @@ class Dataset:
         if how := self._drawn.get(split):
             return how["length"]
         if self.mask_documents:
-            targets = np.maximum(np.diff(self._documents[split]) - 1, 0).sum()
-            return float(targets / self.examples_per_epoch(split, block_size))
+            return float(self._lengths(split, self._windows(split, block_size, block_size), block_size).mean())
         facts = self._facts(split)
         return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
 
@@ -236,11 +217,11 @@ class Dataset:
         gradient_accumulation_steps: int = 1, same_length: bool = False,
     ) -> tuple:  # fmt: skip
         """
-        (inputs, targets) of one micro-step, both int64 (B, T), a pure function of (seed, step, micro_step). Epochs
-        follow each other, each in its own order. The global batch of a step is the next batch_size *
-        gradient_accumulation_steps examples, and micro-step m is its m-th part. same_length: every batch is as long as
-        the longest row of the split, because torch.compile takes minutes for each new length. Drawn rows
-        have no epochs, and no row is read twice.
+        (inputs, targets) of one micro-step, both int64 (B, T), a pure function of (seed, step, micro_step). The global
+        batch of a step is the next batch_size * gradient_accumulation_steps examples, and micro-step m is its m-th
+        part. Each epoch has an order of its own; drawn rows have no epochs, and none is read twice.
+
+        same_length: every batch is as long as the longest row, since torch.compile takes minutes for each new length
         """
         start = (step * gradient_accumulation_steps + micro_step) * batch_size
         examples = self._examples(split, start, start + batch_size, seed, block_size)
@@ -248,12 +229,10 @@ class Dataset:
 
     def count_labels(self, split: str, start: int, stop: int, seed: int, block_size: int) -> int:
         """How many labels the examples start, ..., stop - 1 of training have. None of them is read."""
-        if self.kind == "stream" and not self.mask_documents:
-            return (stop - start) * block_size
         if how := self._drawn.get(split):  # where labels stand depends on the position alone
             return (stop - start) * int(np.count_nonzero(drawn.rows(how["task"], how["length"], "", 0, 1)[1]))
         places = self._places(split, start, stop, seed, block_size)
-        if self.mask_documents:
+        if self.kind == "stream":
             return int(self._lengths(split, places, block_size).sum())
         return int(self._labels_of_rows[split][places].sum())
 
@@ -291,12 +270,11 @@ class Dataset:
         stride: int | None = None, tokens: int | None = None,
     ) -> Iterator[tuple]:  # fmt: skip
         """
-        Yields (inputs, targets, slice) over the whole split, in order, so that every token is scored once; the batches
-        rank, rank + world_size, ..., and a row without labels where others have one more: every rank yields as many.
-        All examples of a batch are of one slice. A stream has the slice None, and windows of block_size; all its tokens
-        but the first are scored. With a stride below block_size windows overlap, and each scores what lies behind the
-        one before it. Raises UserError for a larger stride. Each masked document has windows of its own, the longest
-        first.
+        Yields (inputs, targets, slice) over the whole split, in order, so that every token but the first of a stream is
+        scored once: the batches rank, rank + world_size, ..., and a row without labels where other ranks have one more.
+        All examples of a batch are of one slice, which is None for a stream. Its windows have block_size tokens; with a
+        smaller stride they overlap, and each scores what lies behind the one before it (UserError for a larger one).
+        Each masked document has windows of its own, the longest first.
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the split and its slices
         """
@@ -309,14 +287,15 @@ class Dataset:
             slices.setdefault(shard["slice"], []).extend(range(start, start + shard["rows"]))
         batches = []
         for name, places in slices.items():
-            if tokens is not None:
-                places = _spread(places, -(-tokens * len(places) // facts["tokens"]))
+            places = np.array(places)
+            if tokens is not None:  # n of them at even distances, each in the middle of its n-th part
+                n = min(-(-tokens * len(places) // facts["tokens"]), len(places))
+                places = places[(2 * np.arange(n) + 1) * len(places) // (2 * n)]
             if self.mask_documents:  # rows of about the same length stand together, so that little is padded
-                places = np.array(places)
                 places = places[np.argsort(-self._lengths(split, places, block_size), kind="stable")]
             batches += [(name, places[i : i + batch_size]) for i in range(0, len(places), batch_size)]
-        n, turns = len(batches), -(-len(batches) // world_size)
-        batches += [(name, places[:1]) for name, places in batches[-1:]] * (turns * world_size - n)
+        n, (name, places) = len(batches), batches[-1]
+        batches += [(name, places[:1])] * (-n % world_size)
         for i, (name, places) in itertools.islice(enumerate(batches), rank, None, world_size):
             examples = [self._example(split, place, block_size) for place in places]
             inputs, targets = _collate(examples, longest if is_text and not self.mask_documents else 0)
@@ -338,14 +317,13 @@ class Dataset:
     def longest(self, split: str, block_size: int) -> int:
         """The length of the longest row; block_size for a stream. Raises UserError if it does not fit block_size."""
         if how := self._drawn.get(split):
-            longest = how["length"]
+            n = how["length"]
         else:
             shards = self._facts(split)["shards"]
-            longest = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)
-        if longest > block_size:
-            what = f"{split} has rows of {longest} tokens"
-            raise UserError(f"{self.folder}: {what}; block_size={block_size} is too small")
-        return longest
+            n = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)
+        if n > block_size:
+            raise UserError(f"{self.folder}: {split} has rows of {n} tokens; block_size={block_size} is too small")
+        return n
 
     def _find_windows(self, split, block_size, stride):
         """Where the windows of a stream begin: at a document's start, then every `stride` tokens until each token but
@@ -377,12 +355,6 @@ class Dataset:
         first, last = bisect.bisect_right(starts, start) - 1, bisect.bisect_left(starts, min(stop, starts[-1]))
         parts = [shards[i][max(start - starts[i], 0) : stop - starts[i]] for i in range(first, last)]
         return np.concatenate(parts).astype(np.int64)
-
-
-def _spread(rows, n):
-    """n of the rows at even distances, each in the middle of its n-th part; all of them where there are fewer."""
-    n = min(n, len(rows))
-    return [rows[(2 * i + 1) * len(rows) // (2 * n)] for i in range(n)]
 
 
 class Mixture(Dataset):

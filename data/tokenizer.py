@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from configurator import UserError, read_regular
-from runs.files import one_line
+from configurator import UserError
+from data.shards import dtype_of
+from runs.files import one_line, read_regular
 
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
@@ -47,8 +48,7 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
         return TOKENIZERS[name]()
     if not name.startswith(f"{TOKENIZER_FILE} "):
         raise UserError(f"tokenizer {name!r}: must be {CHOICES}")
-    for folder in folders:
-        file = Path(folder) / TOKENIZER_FILE
+    for file in (Path(folder) / TOKENIZER_FILE for folder in folders):
         if os.path.isfile(file) and (tokenizer := FileTokenizer(file)).name == name:
             return tokenizer
     where = ", ".join(str(folder) or "." for folder in folders)
@@ -134,11 +134,9 @@ def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
         import tokenizers
     made, letters = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers.ByteLevel(False)
     made.pre_tokenizer, made.decoder = letters, tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False
-    )
+    keys = dict(vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False)
     pieces = (text[i : i + BPE_PIECE] for text in texts for i in range(0, len(text), BPE_PIECE))
-    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), trainer)
+    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), tokenizers.trainers.BpeTrainer(**keys))
     return FileTokenizer(choice, made.to_str().encode())
 
 
@@ -172,7 +170,7 @@ class FileTokenizer:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: no offsets
 
     def encode_array(self, text: str) -> np.ndarray:
-        return np.array(self.encode(text), np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+        return np.array(self.encode(text), dtype_of(self.vocab_size))
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return b"".join(map(self._bytes_of, ids))

@@ -6,7 +6,6 @@ refused. data/shards.py describes the files, and opens them.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable
@@ -70,44 +69,37 @@ def encode(text: str, tokenizer, count_words: Callable[[str], int] = lambda text
 
 
 def write_stream(
-    out_dir: Path | str,
-    splits: dict[str, Iterable],
-    *,
-    name: str,
-    tokenizer,
-    shard_tokens: int = 100_000_000,
-    **about,
+    out_dir: Path | str, splits: dict[str, Iterable], *, name: str, tokenizer, shard_tokens: int = 100_000_000, **about
 ) -> dict:
     """Writes running text and returns the content of meta.json. Raises UserError.
 
-    splits: {"train": documents, ...}, an iterable of str, or of what `encode` returned, each, which are joined with
-    nothing in between. about: what made_by returns.
+    splits: {"train": documents, ...}, each an iterable of str, or of what `encode` returned. Nothing is put between
+    them. about: what made_by returns.
     """
-    dtype, written = dtype_of(tokenizer.vocab_size), {}
-    with _new_folder(out_dir) as folder:
+    meta = dict(format=FORMAT, kind="stream", name=name, tokenizer=tokenizer.name, vocab_size=tokenizer.vocab_size)
+    meta, written = meta | about, {}
+    with _new_folder(out_dir, meta) as folder:
         for split, documents in splits.items():
-            shards, counts, tokens = [], [], array(dtype.char)
+            shards, counts, tokens = [], [], array(dtype_of(tokenizer.vocab_size).char)
             for document in documents:
                 count, ids = encode(document, tokenizer) if isinstance(document, str) else document
                 counts.append(count)
                 tokens.frombytes(ids.tobytes())
                 while len(tokens) >= shard_tokens:
-                    shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens], dtype))
+                    shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens]))
                     del tokens[:shard_tokens]
             if tokens:
-                shards.append(_save_shard(folder, split, len(shards), tokens, dtype))
+                shards.append(_save_shard(folder, split, len(shards), tokens))
             table = np.array(counts, np.int64).reshape(-1, 3)
-            n_words, n_bytes, n_tokens = table.sum(0).tolist()
-            total = {"documents": len(counts), "words": n_words, "bytes": n_bytes, "tokens": n_tokens}
-            if not n_words:
-                raise UserError(
-                    f"the {split} split would hold no text, only white space; name more, or raise val_fraction"
-                )
+            total = dict(zip(("words", "bytes", "tokens"), table.sum(0).tolist(), strict=True))
+            if not total["words"]:
+                raise UserError(f"the {split} split would hold only white space; name more, or raise val_fraction")
             saved = _save(folder / f"{split}_documents.npy", np.concatenate([[0], table[:, 2].cumsum()]))
-            written[split] = total | {"document_offsets": saved, "shards": shards}
+            written[split] = {"documents": len(counts)} | total | {"document_offsets": saved, "shards": shards}
         if hasattr(tokenizer, "content"):  # the data set has a copy, so that it can be decoded wherever it lies
-            about["tokenizer_file"] = _save(folder / TOKENIZER_FILE, tokenizer.content)
-        return _write_meta(folder, "stream", name, tokenizer.name, tokenizer.vocab_size, about, written)
+            meta["tokenizer_file"] = _save(folder / TOKENIZER_FILE, tokenizer.content)
+        meta["splits"] = written
+    return meta
 
 
 def write_examples(
@@ -116,14 +108,14 @@ def write_examples(
 ) -> dict:  # fmt: skip
     """Writes separate examples and returns the content of meta.json. Raises UserError.
 
-    splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts) each. The facts go to meta.json; one of
-    them is the name of the "slice", such as "64/4". drawn: how the rows of training are drawn (shards.DRAWN), if they
-    are; `splits` then has no "train". about: what made_by returns; kinds={name: token ids} are queries that meters.py
-    measures apart.
+    splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts for meta.json) each, where facts["slice"]
+    is a name such as "64/4". drawn: how the rows of training are drawn (shards.DRAWN), if they are; `splits` then has
+    no "train". about: what made_by returns, and kinds={name: ids}, queries that meters.py measures apart.
     """
-    written: dict = {"train": {"drawn": drawn, "shards": []}} if drawn else {}
     kind = "drawn" if drawn else "examples"
-    with _new_folder(out_dir) as folder:
+    meta = dict(format=FORMAT, kind=kind, name=name, tokenizer=tokenizer, vocab_size=vocab_size) | about
+    written = {"train": {"drawn": drawn, "shards": []}} if drawn else {}
+    with _new_folder(out_dir, meta) as folder:
         for split, slices in splits.items():
             shards, labels = [], 0
             for examples, facts in slices:
@@ -131,27 +123,30 @@ def write_examples(
                     ids = f"ids from {examples.min()} to {examples.max()}"
                     raise UserError(f"the {split} split has {ids}, and vocab_size={vocab_size}")
                 labels += int(np.count_nonzero(examples[:, 1]))
-                shards.append(_save_shard(folder, split, len(shards), examples, dtype_of(vocab_size)) | facts)
+                examples = examples.astype(dtype_of(vocab_size), copy=False)
+                shards.append(_save_shard(folder, split, len(shards), examples) | facts)
             if not labels:
                 raise UserError(f"the {split} split would hold no label: nothing to predict")
             counts = {what: sum(shard[what] for shard in shards) for what in ("rows", "tokens")}
             written[split] = counts | {"labels": labels, "shards": shards}
-        return _write_meta(folder, kind, name, tokenizer, vocab_size, about, written)
+        meta["splits"] = written
+    return meta
 
 
 @contextlib.contextmanager
-def _new_folder(out_dir):
-    """A folder to write to. At the end its files replace those of the data set in out_dir. Raises UserError."""
+def _new_folder(out_dir, meta):
+    """A folder to write to. At the end its files and meta.json replace the data set in out_dir. Raises UserError."""
     with files.new_folder(out_dir) as new:
         yield new
-        names = [*sorted({file.name for file in new.iterdir()} - {"lock", "meta.json"}), "meta.json"]
+        names = [*sorted({file.name for file in new.iterdir()} - {"lock"}), "meta.json"]
         with contextlib.suppress(UserError):  # there is no old one, or none that can be read
             names = [*({entry["file"] for entry in npy_files(read_meta(Path(out_dir)))} - {*names}), *names]
+        files.write_text(new / "meta.json", json.dumps(meta, indent=1) + "\n")
         files.switch(out_dir, names)
 
 
-def _save_shard(folder, split, number, values, dtype):
-    values = np.ascontiguousarray(values, dtype)
+def _save_shard(folder, split, number, values):
+    values = np.ascontiguousarray(values)
     shape = {"rows": len(values), "seq_len": values.shape[2]} if values.ndim == 3 else {}
     tokens = len(values) * shape.get("seq_len", 1)
     return _save(folder / f"{split}_{number:04d}.npy", values) | shape | {"tokens": tokens}
@@ -161,13 +156,4 @@ def _save(path, content):
     """Writes an array, or bytes as they are. Returns the entry of the file in meta.json."""
     is_array = isinstance(content, np.ndarray)
     files.write_whole(path, lambda file: np.save(file, content) if is_array else file.write(content))
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"file": path.name, "sha256": digest, "bytes": file.tell()}
-
-
-def _write_meta(folder, kind, name, tokenizer, vocab_size, about, splits):
-    meta = {"format": FORMAT, "kind": kind, "name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
-    meta |= about | {"splits": splits}
-    files.write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
-    return meta
+    return {"file": path.name, "sha256": files.sha256_of_file(path), "bytes": path.stat().st_size}

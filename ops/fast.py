@@ -314,7 +314,7 @@ class Rotation(Function):
 
 
 class CosSinFeatures(Function):
-    """layers.cos_sin_features: [x cos, x sin]."""
+    """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H, 2D)."""
 
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)

@@ -66,13 +66,8 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     return o[..., :value_width], S[..., :key_width, :value_width]
 
 
-def fla_norms_and_gates(o: torch.Tensor) -> bool:
-    """Whether norm_and_gate takes this tensor. A compiler makes one kernel of the plain form by itself."""
-    return o.is_cuda and o.dtype != torch.float64 and not torch.compiler.is_compiling()
-
-
 def norm_and_gate(y: torch.Tensor, g: torch.Tensor, norm: torch.nn.RMSNorm, activation: str) -> torch.Tensor:
-    """activation(g) times the RMSNorm of y, in y's dtype: one kernel forward and one backward. y, g (..., D)."""
+    """activation(g) times the RMSNorm of y, in y's dtype, not float64: one kernel each way. y, g (..., D)."""
     from fla.modules.fused_norm_gate import rms_norm_gated
 
     return rms_norm_gated(y, g, norm.weight, None, activation, eps=norm.eps)

@@ -85,17 +85,8 @@ def make_conv(config, channels: int, published_width: int = 0, bias: bool = Fals
     return ShortConv(channels, published_width if config.short_conv is None else config.short_conv, bias)
 
 
-def init_decay(name: str, start: Tensor, generator: torch.Generator, A_range: tuple[float, float]) -> None:
-    """Fills A_log or dt_bias of a decay exp(-A softplus(. + dt_bias)), as Dao & Gu 2024 start them."""
-    if name == "A_log":
-        start.uniform_(*A_range, generator=generator).log_()
-    else:
-        dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
-        start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
-
-
 class Sink(nn.Module):
-    """A logit for each query that the softmax weighs beside its scores, with a value of zero: x (B, T, C) -> (B, T, H).
+    """A logit for each query that the softmax weighs beside its scores, with a value of zero: x (B, T, C) -> (B, H, T).
 
     zero: 0, a softmax "off by one" (Miller 2023). head: a trained one a head (gpt-oss 2025). token: W x of the query's
     token (Inkling 2). The weights of the keys then sum to sigmoid(log_sum - logit), where log_sum is the logarithm of
@@ -108,31 +99,19 @@ class Sink(nn.Module):
         self.logit = nn.Parameter(torch.empty(n_head)) if config.sink == "head" else None
         self.proj = nn.Linear(config.n_embd, n_head, bias=False) if config.sink == "token" else None
 
-    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
-        start.normal_(0.0, 0.02, generator=generator)  # as in gpt-oss
-
     def forward(self, x: Tensor) -> Tensor:
         if self.proj is not None:
-            return self.proj(x)
+            return self.proj(x).mT
         logit = x.new_zeros(self.n_head) if self.logit is None else self.logit
-        return logit.expand(*x.shape[:2], -1)
+        return logit.expand(*x.shape[:2], -1).mT
 
 
-def manual_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    softcap: float | None,
-    is_causal: bool,
-    sink: Tensor | None = None,
-    kind: str = "softmax",
-) -> tuple[Tensor, Tensor]:
+def manual_attention(q, k, v, mask, softcap, is_causal, sink=None, kind="softmax") -> tuple[Tensor, Tensor]:
     """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
 
-    k and v may have fewer heads. mask: bool, true where a query sees a key, or a float that is added to the scores.
-    sink (B, H, T): the logits of sinks, which have neither soft-cap nor mask; the weights are those of the keys. kind:
-    of the weights.
+    k and v may have fewer heads. mask: None, bool (true where a query sees a key), or a float that is added to the
+    scores. softcap: None or a number. sink: None or (B, H, T), the logits of sinks, which have neither soft-cap nor
+    mask; the weights are those of the keys. kind: of the weights, a key of ATTENTION_WEIGHTS.
     """
     k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     # 1. the scores, and their soft-cap
@@ -190,9 +169,7 @@ def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
     return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, sink: Tensor | None = None
-) -> Tensor:
+def attention(q, k, v, mask, is_causal: bool, sink=None) -> Tensor:
     """The output of manual_attention without a soft-cap, in torch's kernels: none makes the (T, T) weights."""
     D, scale = q.shape[-1], None  # None: D^-1/2
     if sink is not None:
@@ -211,9 +188,7 @@ def attention(
     return o if sink is None else o[:, :, int(is_causal) :, :D]
 
 
-def with_sink(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, score: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def with_sink(q, k, v, mask, is_causal: bool, score: Tensor) -> tuple:
     """q, k, v and mask with a first key whose value is zero; score (B, H, T): its product with each query.
 
     One more channel holds the score in q, 1 in that key and 0 in all others; kernels want v as wide. Where is_causal, a
@@ -252,9 +227,7 @@ def rotate(x: Tensor, start: int, angles: "Angles") -> Tensor:
     return fast.Rotation.apply(x, *angles(x, start))
 
 
-def rope_frequencies(
-    D: int, base: float, scaling: str = "none", factor: float = 1.0, trained_length: int = 1
-) -> tuple[Tensor, float]:
+def rope_frequencies(D: int, base: float, scaling="none", factor=1.0, trained_length=1) -> tuple[Tensor, float]:
     """The angle by which one position turns each of the D/2 pairs, float64 (D/2,), and a factor on the rotated vector.
 
     factor: how many times trained_length the context is to be. `ntk` raises the base, so that the slowest pair turns as
@@ -267,21 +240,19 @@ def rope_frequencies(
     if scaling == "ntk":
         base = base * factor ** (D / max(1, D - 2))
     frequency = base**-exponent
-    if scaling == "linear":
-        frequency = frequency / factor
+    amplitude, kept = 1.0, 0.0 if scaling == "linear" else 1.0  # kept: the share of a frequency that is not divided
     if scaling == "llama3":
-        keep = ((trained_length * frequency / (2 * math.pi) - 1) / (4 - 1)).clamp(0, 1)
-        frequency = frequency * keep + frequency / factor * (1 - keep)
-    if not scaling.startswith("yarn"):
-        return frequency, 1.0
-    # the interpolation is linear in the pair index, as published; these pairs made 32 turns and 1 turn in training
-    index = [D * math.log(trained_length / (2 * math.pi * t)) / (2 * math.log(base)) for t in (32, 1)]
-    if scaling == "yarn":
-        index = [math.floor(index[0]), math.ceil(index[1])]
-    low, high = max(0, index[0]), min(D - 1, index[1])
-    pair = torch.arange(D // 2, dtype=torch.float64, device="cpu")
-    keep = 1 - ((pair - low) / max(1e-3, high - low)).clamp(0, 1)
-    return frequency * keep + frequency / factor * (1 - keep), 0.1 * math.log(factor) + 1
+        kept = ((trained_length * frequency / (2 * math.pi) - 1) / (4 - 1)).clamp(0, 1)
+    elif scaling.startswith("yarn"):
+        # the interpolation is linear in the pair index, as published; these pairs made 32 turns and 1 turn in training
+        low, high = (D * math.log(trained_length / (2 * math.pi * t)) / (2 * math.log(base)) for t in (32, 1))
+        if scaling == "yarn":
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(0, low), min(D - 1, high)
+        pair = torch.arange(D // 2, dtype=torch.float64, device="cpu")
+        kept = 1 - ((pair - low) / max(1e-3, high - low)).clamp(0, 1)
+        amplitude = 0.1 * math.log(factor) + 1
+    return frequency * kept + frequency / factor * (1 - kept), amplitude
 
 
 def quarter_turn(M: int) -> tuple[Tensor, float]:
@@ -329,11 +300,6 @@ class Angles(nn.Module):
         if self.table is not None:
             self.table = self.table.to(fn(self.table[:0]).device)
         return self
-
-
-def cos_sin_features(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H, 2D)."""
-    return fast.CosSinFeatures.apply(x, cos, sin)
 
 
 def l2_norm(x: Tensor) -> Tensor:

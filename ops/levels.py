@@ -30,12 +30,8 @@ def level_of(t: Tensor, s: Tensor) -> Tensor:
 
 
 def factors(levels: Tensor) -> Tensor:
-    """lambda (B, T, H, L) of a whole text -> the factor of each weight, (B, H, T, T); zero above the diagonal."""
-    return _factors(levels.transpose(1, 2))
-
-
-def _factors(levels):
-    """(..., T, L) of a block that begins at a multiple of a power of two of at least T -> (..., T, T)."""
+    """lambda (..., T, L) of a text, or of a block that begins at a multiple of a power of two of at least T -> the
+    factor of each weight, (..., T, T); zero above the diagonal."""
     T, L = levels.shape[-2:]
     i = torch.arange(T, device=levels.device)
     level = level_of(i[:, None], i).clamp(max=L - 1)
@@ -44,13 +40,12 @@ def _factors(levels):
 
 def recurrent(q, k, v, *, levels, log_decay=None, beta=None, erase=None, initial_state=None, start: int = 0):
     """Token by token."""
-    q, k, v, log_decay, beta, erase, S = _prepared(q, k, v, levels, log_decay, beta, erase, initial_state)
-    inputs = (q, k, v, levels, log_decay, beta, erase)
-    inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in inputs)
+    *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state, levels.shape[-1] - 1)
+    inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in (levels, *inputs))
     outputs = [S[:, :, 0, :0]]  # for T = 0
     with torch.autocast(q.device.type, enabled=False):
         for end, token in enumerate(zip(*inputs, strict=True), start + 1):
-            q_t, k_t, v_t, lambda_t, log_a, beta_t, erase_t = token
+            lambda_t, q_t, k_t, v_t, log_a, beta_t, erase_t = token
             # 1. every state decays, and with the delta rule gives way to a share beta of v
             if log_a is not None:
                 S = log_a.exp().mT[:, :, None] * S
@@ -73,13 +68,17 @@ def chunked(
     q, k, v, *, levels, log_decay=None, beta=None, erase=None, initial_state=None, start: int = 0, chunk_size: int = 32
 ):
     """Block by block: a text that begins at `start` consists of few blocks whose place is a multiple of their size."""
-    q, k, v, log_decay, beta, erase, S = _prepared(q, k, v, levels, log_decay, beta, erase, initial_state)
+    *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state, levels.shape[-1] - 1)
     outputs, states = [S[:, :, 0, :0]], [None, *S.unbind(2)]  # level 0 has no state
+    first, end = start, start + q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        for first, size in _aligned(start, start + q.shape[1]):
+        while first < end:
+            # 1. the largest block whose size, a power of two, divides its place
+            size = 1 << (end - first).bit_length() - 1
+            size = min(size, first & -first) if first else size
             part = slice(first - start, first - start + size)
-            inputs = (None if x is None else x[:, part] for x in (q, k, v, levels, log_decay, beta, erase))
-            o, new, read, through = _block(chunk_size, *inputs)
+            o, new, read, through = _block(chunk_size, *(x if x is None else x[:, part] for x in (levels, *inputs)))
+            # 2. it reads the states of the blocks before it, changes them, and becomes one with those that it completes
             after = min(((first + size) & -(first + size)).bit_length(), len(states) - 1)  # the level of the sum
             for level in range(1, len(states)):
                 is_last = level == len(states) - 1
@@ -90,36 +89,21 @@ def chunked(
                         new, states[level] = new + states[level], torch.zeros_like(new)
             states[after] = new
             outputs.append(o)
+            first += size
     return torch.cat(outputs, 2).transpose(1, 2), torch.stack(states[1:], 2)
 
 
-def _prepared(q, k, v, levels, log_decay, beta, erase, initial_state):
-    *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
-    if initial_state is None:
-        S = S[:, :, None].expand(-1, -1, levels.shape[-1] - 1, -1, -1)
-    return *inputs, S
-
-
-def _aligned(start, end):
-    """Yields (first, size), blocks of a power of two that divides their first position: start, ..., end - 1."""
-    while start < end:
-        size = 1 << (end - start).bit_length() - 1
-        size = min(size, start & -start) if start else size
-        yield start, size
-        start += size
-
-
-def _block(chunk_size, q, k, v, levels, log_decay, beta, erase):
+def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
     """A block (B, n, H, D) of a power of two of tokens, as if the text began with it. Returns
 
     o (B, H, n, Dv); its state (B, H, Dk, Dv); what its queries read of the state before it (B, H, n, Dk); and what the
-    block does to that state: None, a factor (B, H, 1 or Dk, 1), or with the delta rule a matrix (B, H, Dk, Dk).
+    block does to that state: a factor (B, H, 1 or Dk, 1), or with the delta rule a matrix (B, H, Dk, Dk).
     """
-    size = min(chunk_size, q.shape[1])
-    inputs = (to_chunks(x, size) for x in (q, k, v, levels, log_decay, beta, erase))
     # 1. the chunks, all at once: (B, H, N, C, D)
-    q, k, v, levels, log_decay, beta, erase = inputs
+    size = min(chunk_size, q.shape[1])
+    levels, q, k, v, log_decay, beta, erase = (to_chunks(x, size) for x in (levels, q, k, v, log_decay, beta, erase))
     inside, read, k_to_end, through = weights(q, k, log_decay)
+    through = k.new_ones(1, 1, k.shape[2], 1, 1) if through is None else through
     write = k_to_end.mT
     if beta is not None:
         u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
@@ -127,37 +111,24 @@ def _block(chunk_size, q, k, v, levels, log_decay, beta, erase):
         inside, write = Product.apply(inside, inverse), Product.apply(write, inverse)
         read = read - Product.apply(inside, from_start)
         eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-        through = (eye if through is None else through * eye) - Product.apply(write, from_start)
-    o, state = Product.apply(inside * _factors(levels), v), Product.apply(write, v)
+        through = through * eye - Product.apply(write, from_start)
+    o, state = Product.apply(inside * factors(levels), v), Product.apply(write, v)
     read = read.expand(*o.shape[:-1], -1)
     # 2. two neighbours become one: the right one reads the left one's state, at one level
     while o.shape[2] > 1:
         level = min(size.bit_length(), levels.shape[-1] - 1)
-        (o_left, o_right), (read_left, read_right), (S_left, S_right) = map(_pairs, (o, read, state))
-        _, lambda_right = _pairs(levels[..., level : level + 1])
+        # each (B, H, N, ...) -> the left and the right ones (B, H, N / 2, ...)
+        pairs = (x.unflatten(2, (-1, 2)).unbind(3) for x in (o, read, state, through, levels[..., level : level + 1]))
+        (o_left, o_right), (read_left, read_right), (S_left, S_right), (left, right), (_, lambda_right) = pairs
         o_right = torch.addcmul(o_right, lambda_right, Product.apply(read_right, S_left))
-        through_left, through_right = (None, None) if through is None else _pairs(through)
-        o, read = torch.cat([o_left, o_right], 3), torch.cat([read_left, _read(read_right, through_left)], 3)
-        state = S_right + _times(through_right, S_left)
-        through = None if through is None else _times(through_right, through_left)
+        # what the right one reads of the state before both has gone through the left one
+        read_right = read_right * left.mT if left.shape[-1] == 1 else Product.apply(read_right, left)
+        o, read = torch.cat([o_left, o_right], 3), torch.cat([read_left, read_right], 3)
+        state, through = S_right + _times(right, S_left), _times(right, left)
         levels, size = levels.unflatten(2, (-1, 2)).flatten(3, 4), 2 * size
-    return o[:, :, 0], state[:, :, 0], read[:, :, 0], None if through is None else through[:, :, 0]
-
-
-def _pairs(x):
-    """(B, H, N, ...) -> the left and the right ones, each (B, H, N / 2, ...)."""
-    return x.unflatten(2, (-1, 2)).unbind(3)
+    return o[:, :, 0], state[:, :, 0], read[:, :, 0], through[:, :, 0]
 
 
 def _times(through, S):
     """What a block makes of a state, or of what an earlier block does."""
-    if through is None:
-        return S
     return through * S if through.shape[-1] == 1 else Product.apply(through, S)
-
-
-def _read(read, through):
-    """Queries of a block, from what they read of the state before it to what they read before the block ahead of it."""
-    if through is None:
-        return read
-    return read * through.mT if through.shape[-1] == 1 else Product.apply(read, through)

@@ -132,8 +132,8 @@ def weights(q: Tensor, k: Tensor, log_decay: Tensor | None) -> tuple:
     return inside, q, k, decay.mT
 
 
-def prepare(q, k, v, log_decay, beta, erase, initial_state):
-    """Casts to float32 or float64, gives log_decay and beta a last axis, and makes the state."""
+def prepare(q, k, v, log_decay, beta, erase, initial_state, *n_states):
+    """Casts to float32 or float64, gives log_decay and beta a last axis, and makes the state, or n_states a head."""
     if log_decay is not None and log_decay.dim() == 3:
         log_decay = log_decay[..., None]  # (B, T, H, 1 or Dk)
     if beta is not None:
@@ -141,7 +141,7 @@ def prepare(q, k, v, log_decay, beta, erase, initial_state):
     inputs = (q, k, v, log_decay, beta, erase)
     q, k, v, log_decay, beta, erase = (x if x is None else at_least_float32(x) for x in inputs)
     if initial_state is None:
-        initial_state = v.new_zeros(v.shape[0], max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3])
+        initial_state = v.new_zeros(v.shape[0], max(q.shape[2], v.shape[2]), *n_states, q.shape[3], v.shape[3])
     return q, k, v, log_decay, beta, erase, at_least_float32(initial_state)
 
 

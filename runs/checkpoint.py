@@ -25,7 +25,7 @@ from configurator import UserError, is_of_memory, show
 from data.shards import MAX_VOCAB, Dataset, open_dataset
 from model import GPT, GPTConfig
 from runs import sharded
-from runs.files import CHECKPOINTS, find_checkpoint, read_json, sha256_of_file, write_text, write_whole
+from runs.files import CHECKPOINTS, find_checkpoint, one_line, read_json, sha256_of_file, write_text, write_whole
 from runs.hardware import DTYPES, Processes, places_of_torchrun
 from runs.rules import wrong_field
 
@@ -80,10 +80,8 @@ def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict) -> 
     """Writes model.safetensors and then config.json: `about`, FORMAT and the weights' sha256. Raises UserError."""
     library, file = import_safetensors(), folder / "model.safetensors"
     plain = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-    try:
+    with one_line(f"{file}: cannot be written"):
         write_whole(file, lambda part: library.torch.save_file(plain, part.name, {"format": "pt"}))
-    except (RuntimeError, library.SafetensorError) as error:
-        raise UserError(f"{file}: cannot be written ({first_line(error)})") from None
     about = about | {"format": FORMAT, "sha256": sha256_of_file(file)}
     write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))  # load has refused what is no JSON
 
@@ -189,12 +187,10 @@ def _load_folder(path):
         from runs import huggingface  # which imports this file
 
         return huggingface.checkpoint_of(path.parent)[0] | {"format": FORMAT}
-    try:
+    with one_line(f"{path}: damaged, or no safetensors"):
         if about.get("sha256") != sha256_of_file(path):
             raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
         return about | {"model": library.torch.load_file(path)}  # mapped: in the file until they are read
-    except (OSError, library.SafetensorError) as error:
-        raise UserError(f"{path}: damaged, or no safetensors ({first_line(error)})") from None
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:

@@ -14,7 +14,7 @@ from configurator import UserError, check_choice
 from keys import WITH_ROPE_LENGTH, word_of
 from model import GPTConfig
 from runs import families_linear
-from runs.checkpoint import load, save_folder
+from runs.checkpoint import load
 from runs.families import BY_LAYER, FAMILIES, GATED, KEYS_OF_DELTA, LENGTH, ROPES, keys_of, parts_of
 from runs.files import find_checkpoint
 from runs.huggingface import export_to
@@ -31,8 +31,8 @@ LINEAR = {mixer: family for family, mixer in families_linear.MIXERS.items()} | {
 NOT_COMPARED = "init out_init_scale dropout kernels match_params mlp_ratio mlp_width pad_vocab_to".split()
 
 
-def write_folder(path: Path | str, folder: Path | str, family: str | None, overwrite: bool = False) -> list[str]:
-    """Writes a checkpoint as a folder of transformers or fla. Returns lines to print. family: the model_type (None: by
+def write_folder(path: Path | str, folder: Path | str, family: str | None, overwrite: bool) -> str:
+    """Writes a checkpoint as a folder of transformers or fla. Returns a line to print. family: the model_type (None: by
     the keys). Raises UserError for a model with keys that the family does not have."""
     checkpoint, folder = load(path), Path(folder)
     config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
@@ -63,17 +63,11 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
         tensors |= zip(part.theirs, part.to_theirs([weights[name] for name in part.ours]), strict=True)
     if family == "gla" and about["use_output_gate"]:  # fla's name where one kernel has the norm and the gate
         tensors = {name.replace(".g_norm.", ".g_norm_swish_gate."): tensor for name, tensor in tensors.items()}
-    biases = {name: w for name, w in weights.items() if name.endswith("gates.readout.proj.bias")}
-    for name, bias in biases.items():  # theirs has biases in all projections of these layers
-        about["attention_bias"], place = True, f"model.layers.{name.split('.')[1]}.self_attn"
-        for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            tensors[f"{place}.{projection}.bias"] = bias.new_zeros(len(tensors[f"{place}.{projection}.weight"]))
-        rows = tensors[f"{place}.q_proj.bias"].view(config.n_head, 2, -1)  # a head's queries, and its gate
-        rows[:, 1] = bias.view(config.n_head, -1)
-    with export_to(folder, find_checkpoint(path), overwrite, checkpoint.get("data", {})) as (new, written):
-        save_folder(new, tensors, about)
+    if family in GATED and any(name.endswith("gates.readout.proj.bias") for name in weights):
+        about["attention_bias"] = True  # keys_of refuses it: ours has a bias at the gate alone
+    written = export_to(folder, find_checkpoint(path), tensors, about, checkpoint.get("data", {}), overwrite)
     library = "fla" if family in families_linear.MIXERS else "transformers"
-    return [f"written to {folder}/ as {family}, which {library} loads: {', '.join(written)}"]
+    return f"written to {folder}/ as {family}, which {library} loads: {written}"
 
 
 def family_for(config: GPTConfig) -> str:
@@ -117,6 +111,8 @@ def with_their_gates(config: GPTConfig, weights: dict, family: str) -> tuple[GPT
             if has_bias:
                 bias = weights.pop(f"{gate}.proj.bias", weights.pop(f"{gate}.static", zeros[:, 0])).unflatten(0, shape)
                 weights[f"{gate}.proj.bias"] = bias.expand(H, D).flatten()
+                for name in ("qkv", "out_proj"):  # theirs has biases in all projections of these layers
+                    weights[f"{place}.{name}.bias"] = zeros.new_zeros(len(weights[f"{place}.{name}.weight"]))
     keys: dict[str, Any] = {"gate_activation": "sigmoid"}
     if is_gated:
         gates = ["elementwise" if i in softmax else word_of(config.gate, i) for i in range(config.n_layer)]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from configurator import UserError, rules_of, show
+from configurator import UserError, show
 from keys import WITH_ROPE_LENGTH
 from model import GPTConfig
 from runs import families_linear
@@ -61,7 +61,6 @@ NAMES_OF_GPT2 = {  # the rows of c_attn are those of q, of k and of v, as ours
 }  # fmt: skip
 KEYS_OF_NANOGPT = {key: key for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")}
 NAMES_OF_OLMO2 = NAMES | {"norm_1": "post_attention_layernorm", "norm_2": "post_feedforward_layernorm"}
-NAMES_OF_PHI3 = {"softmax.qkv": "self_attn.qkv_proj"} | NAMES | {"mlp.glu": "mlp.gate_up_proj"}
 
 
 class Family(NamedTuple):
@@ -72,7 +71,6 @@ class Family(NamedTuple):
     window: int | None = None  # where config.json has no sliding_window
 
 
-EPS = {"norm_eps": 1e-5}
 FAMILIES = {  # by model_type
     "llama": Family(),
     "qwen3": Family(optional=(), window=4096),
@@ -82,8 +80,8 @@ FAMILIES = {  # by model_type
     "mistral": Family(window=4096),
     "qwen2": Family(always={"qkv_bias": True}, window=4096),
     "smollm3": Family(always={"tie_embeddings": True, "rope_base": 2e6}),
-    "olmo2": Family(names=NAMES_OF_OLMO2, always=EPS | {"post_norm": True, "qk_norm": True, "qk_norm_over": "all"}),
-    "phi3": Family(names=NAMES_OF_PHI3, always=EPS),
+    "olmo2": Family(names=NAMES_OF_OLMO2, always=dict(norm_eps=1e-5, post_norm=True, qk_norm=True, qk_norm_over="all")),
+    "phi3": Family(names={"softmax.qkv": "self_attn.qkv_proj"} | NAMES, always={"norm_eps": 1e-5}),
     "nanogpt": Family(KEYS_OF_NANOGPT, NAMES_OF_GPT2),
 }
 PARTIAL = (*GATED, "phi3")  # RoPE may turn some of a head's channels
@@ -100,7 +98,6 @@ FIELDS_OF_ROPE = {
 }  # fmt: skip
 
 # Other fields that are read or forbidden, by the rules of runs/rules.py; those of one key obey the rule of that key
-NO = Rule(bool, choices=(False,))
 NO_FLAGS = ("attention_bias?", "qkv_bias?", "mlp_bias?", "scale_attn_by_inverse_layer_idx?")
 FIELDS: dict[str, Any] = {
     "full_attention_interval?": (int, 1, 10_000),
@@ -113,7 +110,7 @@ FIELDS: dict[str, Any] = {
     "max_window_layers?": (int, 0, 10_000),
     "no_rope_layers?": [(int, 0, 1), 1, 10_000],
     "no_rope_layer_interval?": (int, 1, 10_000),
-    **dict.fromkeys(NO_FLAGS, NO),
+    **dict.fromkeys(NO_FLAGS, families_linear.NO),
     "scale_attn_weights?": Rule(bool, choices=(True,)),
     "hidden_act?": {"silu"},  # the MLP of these is a swiglu here
     "activation_function?": {"gelu", "gelu_new", "gelu_pytorch_tanh"},  # and that of GPT-2 a gelu, exact or by tanh
@@ -134,15 +131,11 @@ def family_of(config: dict) -> str:
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have. No
     field is null but sliding_window, where that is no window, and not the family's."""
-    family, rules = family_of(config), rules_of(GPTConfig)
+    family = family_of(config)
     if family in families_linear.FAMILIES:
         return families_linear.keys_of(config, family, block_size)
-    fields = FAMILIES[family].keys
     optional = ("tie_embeddings", "norm_eps", "n_kv_head", *FAMILIES[family].optional)
-    of_keys = {field + "?" * (key in optional): rules[key] for key, field in fields.items()}
-    if wrong := wrong_field(config, of_keys | FIELDS):
-        raise UserError(wrong)
-    keys = {key: config[field] for key, field in fields.items() if field in config}
+    keys = families_linear.checked(config, FAMILIES[family].keys, FIELDS, optional)
     if family in ("gpt2", "nanogpt"):
         mlp = "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh"
         more = dict(mlp_width=4 * config["n_embd"], norm_eps=1e-5, n_kv_head=config["n_head"], tie_embeddings=True)
@@ -213,93 +206,103 @@ def layer_keys(config: dict, family: str) -> dict[str, Any]:
     if len(types) != n_layer or not layers.keys() >= set(types):
         allowed = " or ".join(layers)
         raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
-    words = [(*layers[types[i]], "rope" if ropes[i] else "none") for i in range(n_layer)]
-    names = ("attention", "gate", "window", "position")
-    columns = zip(*families_linear.period_of(words), strict=True)
-    return {name: ",".join(x if len({*x}) > 1 else x[:1]) for name, x in zip(names, columns, strict=True)}
+    words = [(*layers[kind], "rope" if has_rope else "none") for kind, has_rope in zip(types, ropes, strict=True)]
+    return families_linear.by_layer(("attention", "gate", "window", "position"), words)
 
 
 class Part(NamedTuple):
-    """Tensors of theirs that hold the same numbers as tensors of ours. Both functions take and return a list."""
+    """Tensors of theirs and of ours that hold the same blocks of rows, each block named by a letter. A tensor has the
+    rows of each of its blocks in group 0, then those in group 1 ..."""
 
-    theirs: list[str]
-    ours: list[str]
-    to_ours: Callable
-    to_theirs: Callable
+    theirs: dict[str, tuple[int, str]]  # {name: (groups, blocks)}
+    ours: dict[str, tuple[int, str]]
+    sizes: dict[str, int]  # rows of a block; none where a tensor keeps its rows
+    translation: tuple[Callable, Callable]  # of the numbers: theirs to ours, ours to theirs
+
+    def to_ours(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        return list(map(self.translation[0], rearranged(weights, self.theirs, self.ours, self.sizes)))
+
+    def to_theirs(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        return rearranged(map(self.translation[1], weights), self.ours, self.theirs, self.sizes)
 
 
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
     """Yields every Part of the model, each tensor in one of them. names: those of our tensors."""
-    layers, is_fused = config.layers(), family in ("gpt2", "nanogpt", "phi3")
-    if family in families_linear.FAMILIES:
-        yield from (Part(*part) for part in families_linear.parts_of(config, family, names))
-        return
-    for ours in names:
-        place = ours.split(".")
-        mixer, gate = layers[int(place[1]) if place[0] == "blocks" else 0]
-        if ".in_proj." in ours or (".qkv." in ours and not is_fused):
-            yield rows_part(config, family, mixer, gate, place[1], place[-1])
-        elif ".gates." not in ours and not (family == "phi3" and "mlp.up" in ours):  # those come with others
-            theirs = ours.replace(".mixer.", f".{mixer}.")
-            to_ours, to_theirs = translation(theirs, family, config.block_size)
-            for name, replacement in FAMILIES[family].names.items():
-                theirs = re.sub(name, replacement, theirs)
-            if family == "phi3" and "mlp.glu" in ours:
-                both = [ours, ours.replace("mlp.glu", "mlp.up")]
-                yield Part([theirs], both, lambda w: w[0].chunk(2), lambda w: [torch.cat(w)])
-            else:
-                yield Part([theirs], [ours], lambda w, f=to_ours: [f(w[0])], lambda w, f=to_theirs: [f(w[0])])
+    layers, is_linear, shared = config.layers(), family in families_linear.FAMILIES, {}
+    table = families_linear.FAMILIES[family] if is_linear else FAMILIES[family].names
+    for i, (mixer, gate) in enumerate(layers):
+        for theirs, ours, sizes in shared_rows(config, family, mixer, gate):
+            for kind in ("weight", "bias"):
+                there = {f"{table['^blocks']}.{i}.{name}.{kind}": blocks for name, blocks in theirs.items()}
+                here = {f"blocks.{i}.{name}.{kind}": blocks for name, blocks in ours.items()}
+                shared |= dict.fromkeys(here, (there, here, sizes))
+    for name in names:
+        theirs = name
+        if name.startswith("blocks") and not is_linear:
+            theirs = name.replace("mixer", layers[int(name.split(".")[1])][0])
+        for pattern, replacement in table.items():
+            theirs = re.sub(pattern, replacement, theirs)
+        there, here, sizes = shared.get(name, ({theirs: (1, "")}, {name: (1, "")}, {}))
+        if name == next(iter(here)):  # the others come with the first
+            yield Part(there, here, sizes, translation(name, family, config.block_size))
+
+
+def shared_rows(config: GPTConfig, family: str, mixer: str, gate: Any) -> Iterator[tuple[dict, dict, dict]]:
+    """The weights of a layer whose rows are shared out otherwise there: the first three fields of Part, each name
+    without its layer and kind. The model need not have all of them.
+
+    Softmax: q_proj may have the rows of the gate (g). Gated DeltaNet: ours has q, k, v, beta and dt in in_proj, and its
+    gate z apart; Mamba-2's has all but the gate.
+    """
+    is_of_fla, (Hk, H, Dk, Dv) = family in families_linear.MIXERS, config.delta_sizes
+    sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
+    if family == "phi3":
+        sizes = dict.fromkeys("gu", config.mlp_width)
+        yield {"mlp.gate_up_proj": (1, "gu")}, {"mlp.glu": (1, "g"), "mlp.up": (1, "u")}, sizes
+    elif mixer == "mamba2":
+        H = config.expand * config.n_head
+        sizes = {"z": H * config.head_dim, "x": H * config.head_dim + 2 * config.n_groups * config.state_size + H}
+        yield {"mixer.in_proj": (1, "zx")}, {"mixer.in_proj": (1, "x"), "mixer.gates.native.proj": (1, "z")}, sizes
+    elif mixer == "softmax" and family not in ("gpt2", "nanogpt"):
+        H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
+        granularity, place = gate.positions.get("readout", "none"), "attn" if is_of_fla else "self_attn"
+        sizes = {"q": H * D, "k": Hk * D, "v": Hk * D, "g": H if granularity == "headwise" else H * D}
+        in_q_proj = (1, "q") if granularity == "none" else (H if family in GATED else Hk, "qg")
+        theirs = {f"{place}.q_proj": in_q_proj, f"{place}.k_proj": (1, "k"), f"{place}.v_proj": (1, "v")}
+        with_gate = {} if granularity == "none" else {"mixer.gates.readout.proj": (1, "g")}
+        yield theirs, {"mixer.qkv": (1, "qkv")} | with_gate, sizes
+    elif is_of_fla:
+        in_proj = "qkvba" if mixer == "gated_deltanet" else "qkvb"
+        for ours, theirs, blocks in (("qkv", "proj", "qkv"), ("in_proj", "proj", in_proj), ("conv", "conv1d", "qkv")):
+            yield {f"attn.{block}_{theirs}": (1, block) for block in blocks}, {f"mixer.{ours}": (1, blocks)}, sizes
+    elif mixer == "gated_deltanet":
+        layout = {"qkvz": Hk, "ba": Hk} if family == "qwen3_next" else {"qkv": 1, "b": 1, "a": 1, "z": 1}
+        theirs = {f"linear_attn.in_proj_{blocks}": (groups, blocks) for blocks, groups in layout.items()}
+        yield theirs, {"mixer.in_proj": (1, "qkvba"), "mixer.gates.native.proj": (1, "z")}, sizes
 
 
 def translation(name: str, family: str, block_size: int) -> tuple[Callable, Callable]:
-    """(theirs to ours, ours to theirs) of a tensor; name: ours, with that of the mixer."""
+    """(theirs to ours, ours to theirs) of a tensor of ours."""
     if name == "wpe.weight":  # as many positions as are kept
         return lambda w: w[:block_size], lambda w: w
     if family == "gpt2" and name.startswith("blocks"):
         return torch.t, torch.t  # linear layers are (inputs, outputs) there; vectors stay as they are
-    if "gated_deltanet.conv." in name:  # (channels, 1, width), ours (width, channels)
+    if name.endswith("mixer.conv.weight"):  # (channels, 1, width), ours (width, channels)
         return lambda w: w.squeeze(1).T, lambda w: w.T[:, None]
-    if family in GATED and "norm" in name and "gated_deltanet" not in name:  # in bfloat16 the sum would lose digits
+    if family in GATED and "norm" in name and "mixer.norm" not in name:  # in bfloat16 the sum would lose digits
         return lambda w: w.float() + 1, lambda w: w.float() - 1
     return lambda w: w, lambda w: w
 
 
-def rows_part(config: GPTConfig, family: str, mixer: str, gate: Any, layer: str, kind: str) -> Part:
-    """The projections of a layer, which share out the same blocks of rows otherwise. A block is named by a letter.
-
-    Softmax: q_proj, k_proj and v_proj, where q_proj may have the rows of the gate (g). Gated DeltaNet: ours has q, k,
-    v, beta and dt in in_proj, and its gate z apart. kind: weight or bias.
-    """
-    if mixer == "gated_deltanet":
-        Hk, H, Dk, Dv = config.delta_sizes
-        sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
-        layout = {"qkvz": Hk, "ba": Hk} if family == "qwen3_next" else {"qkv": 1, "b": 1, "a": 1, "z": 1}
-        theirs = {f"linear_attn.in_proj_{blocks}": (groups, blocks) for blocks, groups in layout.items()}
-        ours = {"in_proj": (1, "qkvba"), "gates.native.proj": (1, "z")}
-    else:
-        H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
-        granularity = gate.positions.get("readout", "none")
-        sizes = {"q": H * D, "k": Hk * D, "v": Hk * D, "g": H if granularity == "headwise" else H * D}
-        in_q_proj = (H if family in GATED else Hk, "q" if granularity == "none" else "qg")
-        theirs = {"self_attn.q_proj": in_q_proj, "self_attn.k_proj": (1, "k"), "self_attn.v_proj": (1, "v")}
-        ours = {"qkv": (1, "qkv")} | ({} if granularity == "none" else {"gates.readout.proj": (1, "g")})
-    there, here = list(theirs.values()), list(ours.values())
-    return Part(
-        [f"model.layers.{layer}.{name}.{kind}" for name in theirs],
-        [f"blocks.{layer}.mixer.{name}.{kind}" for name in ours],
-        lambda weights: rearranged(weights, there, here, sizes),
-        lambda weights: rearranged(weights, here, there, sizes),
-    )
-
-
-def rearranged(weights: list[torch.Tensor], before: list, after: list, sizes: dict[str, int]) -> list[torch.Tensor]:
-    """The same blocks of rows in other weights. before, after: (groups, blocks) of each weight; sizes: rows of a block.
-    A weight has the rows of each of its blocks in group 0, then those in group 1 ..."""
+def rearranged(weights: Iterable[torch.Tensor], before: dict, after: dict, sizes: dict) -> list[torch.Tensor]:
+    """The rows of weights in the layout `before` in the layout `after`, both {name: (groups, blocks)}."""
+    if not sizes:
+        return list(weights)  # without a copy: they may be mapped
     rows = {}  # of each block: (groups, rows of a group, inputs), then without groups
-    for weight, (groups, blocks) in zip(weights, before, strict=True):
+    for weight, (groups, blocks) in zip(weights, before.values(), strict=True):
         parts = weight.unflatten(0, (groups, -1)).split([sizes[block] // groups for block in blocks], dim=1)
         rows |= {block: part.flatten(0, 1) for block, part in zip(blocks, parts, strict=True)}
     return [
         torch.cat([rows[block].unflatten(0, (groups, -1)) for block in blocks], dim=1).flatten(0, 1)
-        for groups, blocks in after
+        for groups, blocks in after.values()
     ]

@@ -10,22 +10,17 @@
 """
 
 import math
-import re
-from collections.abc import Iterable, Iterator
 from typing import Any
-
-import torch
 
 from configurator import UserError, rules_of, show
 from model import GPTConfig
 from runs.rules import Rule, wrong_field
 
-# Names of tensors: each of ours is replaced by theirs, in turn. Where theirs are several, in braces, ours has all rows.
+# Names of tensors: each of ours is replaced by theirs, in turn.
 NAMES = {
     "^wte": "model.embeddings", "^head": "lm_head", "^norm": "model.norm", "^blocks": "model.layers",
     "norm_1": "attn_norm", "norm_2": "mlp_norm", "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj", "mixer.qkv": "attn.{q,k,v}_proj", "mixer.conv": "attn.{q,k,v}_conv1d",
-    "mixer.in_proj": "attn.{q,k,v,b}_proj", "mixer.out_proj": "attn.o_proj", "mixer.norm": "attn.o_norm",
+    "mlp.down": "mlp.down_proj", "mixer.out_proj": "attn.o_proj", "mixer.norm": "attn.o_norm",
     "mixer.gates.(native|readout).proj": "attn.g_proj", "mixer.(A_log|dt_bias)": r"attn.\1",
 }  # fmt: skip
 NAMES_OF_GLA = {"mixer.norm": "attn.g_norm", "mixer.decay_in": "attn.gk_proj.0", "mixer.decay_out": "attn.gk_proj.1"}
@@ -40,7 +35,7 @@ NAMES_OF_MAMBA2 = {
 
 FAMILIES = {  # {family: names of its tensors}; all but mamba_ssm are a model_type
     "gla": NAMES | NAMES_OF_GLA,
-    "gated_deltanet": NAMES | {"mixer.in_proj": "attn.{q,k,v,b,a}_proj"},
+    "gated_deltanet": NAMES,
     "delta_net": NAMES,
     "kda": NAMES | NAMES_OF_KDA,
     "mamba2": NAMES_OF_MAMBA2,
@@ -112,12 +107,13 @@ def keys_of(config: dict, family: str, block_size: int) -> dict[str, Any]:
     return mamba2_keys(of_authors(config) if family == "mamba_ssm" else config, block_size)
 
 
-def checked(config: dict, keys: dict[str, str], fields: dict) -> dict[str, Any]:
+def checked(config: dict, keys: dict[str, str], fields: dict, optional: tuple[str, ...] = ()) -> dict[str, Any]:
     """The keys that are one field each. Raises UserError where those, or other fields, disobey their rules."""
     rules = rules_of(GPTConfig)
-    if wrong := wrong_field(config, {field: rules[key] for key, field in keys.items()} | fields):
+    of_keys = {field + "?" * (key in optional): rules[key] for key, field in keys.items()}
+    if wrong := wrong_field(config, of_keys | fields):
         raise UserError(wrong)
-    return {key: config[field] for key, field in keys.items()}
+    return {key: config[field] for key, field in keys.items() if field in config}
 
 
 def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
@@ -128,7 +124,6 @@ def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
     has_gate = config.get("use_output_gate" if family == "gla" else "use_gate", True) or family == "kda"
     linear = (MIXERS[family], "none" if not has_gate else "native" if is_native else "elementwise")
     layers = [("softmax", "none") if layer in attn.get("layers", ()) else linear for layer in range(keys["n_layer"])]
-    attention, gate = (",".join(words) for words in zip(*period_of(layers), strict=True))
     width = config["head_dim"] if family in BY_HEAD else C / H
     key_dim, value_dim = (width * config.get(name, 1) for name in ("expand_k", "expand_v"))
     if any(abs(y - round(y)) > 1e-5 * y for y in (key_dim, value_dim)):
@@ -136,13 +131,13 @@ def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
     if family == "gla" and any(heads != H for heads in (config.get("num_kv_heads", H), attn.get("num_heads", H))):
         raise UserError(f"num_kv_heads, attn.num_heads: the gla here needs num_heads={H} everywhere")
     short_conv = config["conv_size"] if config["use_short_conv"] else 0
-    if short_conv and (family == "gla" or "softmax" in attention and short_conv != 4):
+    if short_conv and (family == "gla" or ("softmax", "none") in layers and short_conv != 4):
         raise UserError(f"conv_size={short_conv}: it would be in softmax layers, too, and without a SiLU in gla")
     heads, wide = attn.get("num_heads", H), -(-int(C * config["hidden_ratio"] * 2 / 3) // 256) * 256
     return keys | dict(
         n_head=heads, head_dim=max(1, C // heads), n_kv_head=attn.get("num_kv_heads"),  # of softmax layers
         rope_base=attn.get("rope_theta", 10000.0), window=str(attn.get("window_size", "none")),
-        block_size=min(block_size, config["max_position_embeddings"]), attention=attention, gate=gate,
+        block_size=min(block_size, config["max_position_embeddings"]), **by_layer(("attention", "gate"), layers),
         gate_activation="silu" if family == "delta_net" else "sigmoid", native_bias=family == "kda",
         delta_heads=config.get("num_v_heads", H) if family in BY_HEAD else H, delta_key_heads=H,
         delta_key_dim=round(key_dim), delta_value_dim=round(value_dim), mlp="swiglu",
@@ -151,10 +146,11 @@ def fla_keys(config: dict, family: str, block_size: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def period_of(layers: list) -> list:
-    """The shortest beginning of a list that repeats up to its end."""
+def by_layer(names: tuple[str, ...], layers: list[tuple[str, ...]]) -> dict[str, str]:
+    """{name: its words}, as few as repeat up to the last layer. layers: of each layer, a word for every name."""
     n = next(n for n in range(1, len(layers) + 1) if all(x == layers[i % n] for i, x in enumerate(layers)))
-    return layers[:n]
+    columns = zip(*layers[:n], strict=True)
+    return {name: ",".join(x if len({*x}) > 1 else x[:1]) for name, x in zip(names, columns, strict=True)}
 
 
 def mamba2_keys(config: dict, block_size: int) -> dict[str, Any]:
@@ -218,38 +214,3 @@ def factor(product: int, number: int) -> float:
     """What number is multiplied by for product, also where fla cuts the result off to an int."""
     quotient = product / number
     return quotient if int(quotient * number) == product else math.nextafter(quotient, math.inf)
-
-
-def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[tuple]:
-    """Yields the fields of every families.Part of the model. names: those of our tensors."""
-    layers, (Hk, H, Dk, Dv) = config.layers(), config.delta_sizes
-    softmax = [n * config.head_dim for n in (config.n_head, *[config.n_kv_head or config.n_head] * 2)]
-    for ours in names:
-        theirs = ours
-        for name, replacement in FAMILIES[family].items():
-            theirs = re.sub(name, replacement, theirs)
-        if family not in MIXERS and ".in_proj." in ours:
-            z = config.expand * config.n_head * config.head_dim
-            gate = ours.replace("in_proj", "gates.native.proj")
-            yield [theirs], [gate, ours], lambda w, z=z: w[0].split([z, len(w[0]) - z]), lambda w: [torch.cat(w)]
-        elif family in MIXERS or ".gates." not in ours:
-            start, *letters = re.split("[{,}]", theirs)
-            is_softmax = letters and layers[int(ours.split(".")[1])][0] == "softmax"
-            rows = softmax if is_softmax else [Hk * Dk, Hk * Dk, H * Dv, H, H][: len(letters) - 1]
-            theirs = [start + letter + letters[-1] for letter in letters[:-1]] or [start]
-            how = dict(rows=rows if letters else None, is_conv=".conv.weight" in ours)
-            yield theirs, [ours], lambda w, how=how: [joined(w, **how)], lambda w, how=how: parted(w[0], **how)
-
-
-def joined(weights: list[torch.Tensor], rows: list[int] | None, is_conv: bool) -> torch.Tensor:
-    """Our tensor. rows: those of each of theirs, if they are several. Raises ValueError."""
-    if rows is not None and [len(weight) for weight in weights] != rows:
-        raise ValueError
-    weight = torch.cat(weights) if rows is not None else weights[0]
-    return weight.squeeze(1).T if is_conv else weight  # theirs (channels, 1, width), ours (width, channels)
-
-
-def parted(weight: torch.Tensor, rows: list[int] | None, is_conv: bool) -> list[torch.Tensor]:
-    """Their tensors: what joined makes ours of."""
-    weight = weight.T[:, None] if is_conv else weight
-    return [weight] if rows is None else list(weight.split(rows))

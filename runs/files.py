@@ -83,9 +83,9 @@ def find_checkpoint(path: Path | str) -> Path:
     return file
 
 
-def read_json(path: Path | str, most: int = 1 << 26, infinity: bool = False) -> Any:
-    """What a JSON file of at most `most` bytes holds. Raises UserError for one that is missing, damaged or large."""
-    return parse_json(read_regular(path, most), path, infinity)
+def read_json(path: Path | str, infinity: bool = False) -> Any:
+    """What a JSON file of at most 64 MB holds. Raises UserError for one that is missing, damaged or large."""
+    return parse_json(read_regular(path, 1 << 26), path, infinity)
 
 
 def parse_json(text: str | bytes, name: Path | str, infinity: bool = False) -> Any:

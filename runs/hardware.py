@@ -145,11 +145,9 @@ def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
             signal.signal(number, handler_before)
 
 
-class Processes:
-    """This process among those that torchrun started: rank, world_size, device. One process without torchrun.
-
-    A context manager: `with Processes(device, threads) as processes:` is the whole of a program.
-    """
+class Processes(contextlib.AbstractContextManager):
+    """This process among those that torchrun started, or one alone: rank, world_size, device. In a script,
+    `with Processes(device, threads) as processes:` is the whole of the program."""
 
     def __init__(self, device_name, threads):
         self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
@@ -188,12 +186,6 @@ class Processes:
         """A tensor of the CPU on the device. Nobody waits for one that `pin` has returned."""
         return tensor.to(self.device, non_blocking=self.device_type == "cuda")
 
-    def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes, in place."""
-        if self.world_size > 1:
-            torch.distributed.all_reduce(tensor)
-        return tensor
-
     def from_main(self, value: object) -> Any:
         """Rank 0's value, on every process."""
         return self.from_all(value)[0]
@@ -206,10 +198,8 @@ class Processes:
         return values
 
     def check_same(self, value: object, what: str, advice: str) -> None:
-        """Raises UserError, on every process, unless the value is the same on all: machines may see other files.
-
-        If the value is a dict, the message names the first entry that differs, instead of what.
-        """
+        """Raises UserError, on every process, unless the value is the same on all: machines may see other files. Of a
+        dict the message names the first entry that differs, instead of what."""
         (first, first_host), *others = self.from_all((value, socket.gethostname()))
         for rank, (other, host) in enumerate(others, 1):
             if other != first:
@@ -234,21 +224,12 @@ class Processes:
             raise failed
         return result
 
-    @contextlib.contextmanager
-    def signals_held(self) -> Iterator[None]:
+    def signals_held(self) -> contextlib.AbstractContextManager:
         """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until stop_signal() is asked."""
-
-        def hold(number):
-            self.signal = number
-
-        with signals_to(hold, is_alone=self.world_size == 1):
-            yield
+        return signals_to(functools.partial(setattr, self, "signal"), is_alone=self.world_size == 1)
 
     def stop_signal(self, step: int, log_interval: int) -> int:
-        """The number of the signal that any of the processes has got before this step, or 0: the same answer on all.
-
-        One process looks at every step; several look every SIGNAL_STEPS steps, or every log_interval if that is less.
-        """
+        """The number of the signal that any of the processes has got before this step, or 0: the same answer on all."""
         if self.world_size == 1:
             return self.signal
         if step % min(log_interval, SIGNAL_STEPS):
@@ -256,9 +237,6 @@ class Processes:
         number = torch.tensor(self.signal)
         torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
         return int(number)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind, error, trace):
         """Under torchrun the process ends here, with the status of the error, or 0.

@@ -6,21 +6,19 @@
 The tables are in runs/families.py. Files are mapped: a tensor that stays as it is takes no memory.
 """
 
-import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import configurator
-from configurator import UserError, show
+from configurator import UserError
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
 from model import GPTConfig
-from runs.checkpoint import WEIGHT_DTYPES, check_tensors, import_safetensors, load_torch, save_folder
+from runs.checkpoint import check_tensors, import_safetensors, load_torch, save_folder
 from runs.families import FAMILIES, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, one_line, read_json, switch, write_whole
 from runs.memory import without_data
@@ -30,29 +28,29 @@ TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
-PREFIX = {"gpt2": "transformer.", "mamba2": "backbone.", "mamba_ssm": "backbone."}  # a folder may leave it out
-SPELLINGS = {  # of names of tensors: with a part for images; fla's norm with a gate in one kernel; older ones
+PREFIX = {  # of names of tensors; a folder may leave it out
+    "gpt2": "transformer.", "nanogpt": "transformer.", "mamba2": "backbone.", "mamba_ssm": "backbone.",
+}  # fmt: skip
+SPELLINGS = {  # of names of tensors: with a part for images; fla's norm with a gate in one kernel; older; compiled
     "model.language_model.": "model.", ".g_norm_swish_gate.": ".g_norm.", "backbone.embedding.": "backbone.embeddings.",
+    "_orig_mod.": "",
 }  # fmt: skip
 # tensors with nothing of the text model: parts for images, layers that predict further tokens, angles, causal masks
 LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
 
 
-def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwrite: bool = False) -> list[str]:
-    """Writes the model in a folder of transformers to out_dir, as a checkpoint. Returns lines to print.
+def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwrite: bool) -> str:
+    """Writes the model in a folder of transformers to out_dir, as a checkpoint. Returns what to print.
 
     folder: may also be nanoGPT's ckpt.pt, or the folder that it is in.
     block_size: the most tokens of context that are kept of what the model was trained with. Raises UserError.
     """
     folder, out_dir = Path(folder), Path(out_dir)
     about, longest, file = checkpoint_of(folder, block_size)
-    weights = about.pop("model")
-    with export_to(out_dir, file, overwrite, {}) as (new, written):
-        save_folder(new, weights, about)
-    lines, kept = [f"written to {out_dir}/: {', '.join(written)}"], about["model_args"]["block_size"]
-    if kept < longest:
-        lines.append(f"block_size={kept}, of {longest} that it was made for; --block_size=... keeps more")
-    return lines
+    text = f"written to {out_dir}/: {export_to(out_dir, file, about.pop('model'), about, {}, overwrite)}"
+    if (kept := about["model_args"]["block_size"]) < longest:
+        text += f"\nblock_size={kept}, of {longest} that it was made for; --block_size=... keeps more"
+    return text
 
 
 def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path]:
@@ -69,8 +67,8 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
             their_config = {k: v for k, v in their_config.items() if v is not None or k == "sliding_window"}
         family = family_of(their_config)  # before the tensors: the reason for a pickle of Qwen2 is Qwen2
         config = configurator.build(GPTConfig, keys_of(their_config, block_size))
-        if not is_of_nanogpt:
-            tensors = read_tensors(folder, family)
+        for part in [] if is_of_nanogpt else files_of(folder, family):
+            tensors |= read_tensors(part, family)
         weights = translated(config, family, tensors)
     except UserError as error:
         raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
@@ -87,37 +85,32 @@ def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError. The gelu is the exact
     one, as in nanoGPT's code of today; a checkpoint does not say which its code had."""
     content = load_torch(file)
-    parts = [content.get(name) if isinstance(content, dict) else None for name in ("model_args", "model")]
-    args, tensors = ({**part} if isinstance(part, dict) else {} for part in parts)
-    if args.keys() - {"dropout"} != set(FAMILIES["nanogpt"].keys):
+    args = content.get("model_args") if isinstance(content, dict) else None
+    if not isinstance(args, dict) or args.keys() - {"dropout"} != set(FAMILIES["nanogpt"].keys):
         raise UserError(f"{file}: no checkpoint of nanoGPT, whose model_args are n_layer, n_head, n_embd, bias ...")
-    names = {name: str(name).removeprefix("_orig_mod.") for name in tensors}  # which torch.compile puts before them
-    tensors = {names[name]: tensor for name, tensor in tensors.items() if not re.match(LEFT_OUT, names[name])}
-    check_tensors(tensors, file)
-    return args | {"model_type": "nanogpt", "activation_function": "gelu"}, tensors
+    about = args | {"model_type": "nanogpt", "activation_function": "gelu"}
+    return about, with_usual_names(content.get("model"), file, "nanogpt")
 
 
-def read_tensors(folder: Path, family: str) -> dict[str, torch.Tensor]:
-    """{name: tensor} of a folder's files, but for LEFT_OUT. Raises UserError."""
+def read_tensors(file: Path, family: str) -> dict[str, torch.Tensor]:
+    """The tensors of one of a folder's files. Raises UserError."""
+    if file.suffix == ".bin":
+        return with_usual_names(load_torch(file), file, family)  # tensors alone, so that it runs no code
+    with one_line(f"{file}: missing, damaged, or no safetensors"):
+        return with_usual_names(import_safetensors().torch.load_file(file), file, family)
+
+
+def with_usual_names(content: Any, file: Path, family: str) -> dict[str, torch.Tensor]:
+    """The tensors of {name: tensor}, but for LEFT_OUT, under their usual names. Raises UserError for anything else."""
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: holds no table of tensors")
+    content = {name: tensor for name, tensor in content.items() if not re.match(LEFT_OUT, str(name))}
+    check_tensors(content, file)
     tensors, prefix = {}, PREFIX.get(family, "model.")
-    for file in files_of(folder, family):
-        if file.suffix == ".bin":
-            content = load_torch(file)  # tensors alone, so that it runs no code
-            if not isinstance(content, dict):
-                raise UserError(f"{file}: holds no table of tensors")
-            check_tensors(content, file)
-        else:
-            with one_line(f"{file}: missing, damaged, or no safetensors"):
-                content = import_safetensors().torch.load_file(file)
-        for spelling, tensor in content.items():
-            if re.match(LEFT_OUT, spelling):
-                continue
-            if tensor.dtype not in WEIGHT_DTYPES:
-                raise UserError(f"{file}: {show(spelling)} is {tensor.dtype}, and no number that a weight is read of")
-            name = spelling
-            for other, usual in SPELLINGS.items():
-                name = name.replace(other, usual, 1)
-            tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
+    for name, tensor in content.items():
+        for other, usual in SPELLINGS.items():
+            name = name.replace(other, usual, 1)
+        tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
     return tensors
 
 
@@ -163,26 +156,20 @@ def translated(config: GPTConfig, family: str, tensors: dict[str, torch.Tensor])
         weights |= made
     if "lm_head.weight" in tensors.keys() - {*names}:  # a tied output layer, saved a second time
         if not torch.equal(tensors["lm_head.weight"].float(), weights["wte.weight"].float()):
-            raise UserError(f"its lm_head.weight is not {parts[0].theirs[0]}, though its config.json ties them")
+            raise UserError(f"its lm_head.weight is not {some(parts[0].theirs)}, though its config.json ties them")
     return weights
 
 
-@contextlib.contextmanager
-def export_to(folder: Path, file: Path, overwrite: bool, data: dict) -> Iterator[tuple[Path, list[str]]]:
-    """Yields a folder for model.safetensors and config.json, and the names of all files that are written.
-
-    At the end they are in `folder`, with copies of the tokenizer's files. config.json goes first, and comes last.
+def export_to(folder: Path, file: Path, weights: dict, about: dict, data: dict, overwrite: bool) -> str:
+    """Writes model.safetensors, config.json with `about`, and copies of the tokenizer's files. Returns their names.
 
     file: one of the model's; data: what a checkpoint keeps of its data set, whose folder has a trained run's
     tokenizer.json. Raises UserError.
     """
     if os.path.realpath(folder) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
         raise UserError(f"{folder}: holds the model that is to be written; name another folder")
-    contents = {
-        name: configurator.read_regular(file.parent / name, MOST_TOKENIZER)
-        for name in TOKENIZER_FILES
-        if os.path.isfile(file.parent / name)
-    }
+    there = [name for name in TOKENIZER_FILES if os.path.isfile(file.parent / name)]
+    contents = {name: configurator.read_regular(file.parent / name, MOST_TOKENIZER) for name in there}
     of_data = Path(data.get("path") or ".") / TOKENIZER_FILE
     if TOKENIZER_FILE not in contents and os.path.isfile(of_data):
         content = configurator.read_regular(of_data, MOST_TOKENIZER)
@@ -191,6 +178,7 @@ def export_to(folder: Path, file: Path, overwrite: bool, data: dict) -> Iterator
     with new_folder(folder) as new:
         for name, content in contents.items():
             write_whole(new / name, lambda file, content=content: file.write(content))
-        yield new, ["model.safetensors", "config.json", *contents]
+        save_folder(new, weights, about)
         # config.json comes last, since nobody reads a folder without it; an older export's tokenizer must not stay
         switch(folder, [*(TOKENIZER_FILES if is_older_export else contents), "model.safetensors", "config.json"])
+    return ", ".join(["model.safetensors", "config.json", *contents])

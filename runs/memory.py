@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch.overrides import TorchFunctionMode
+from tqdm import tqdm
 
 from configurator import UserError
 from data.shards import Dataset
@@ -25,13 +26,6 @@ def ram_available() -> int:
     if meminfo.is_file() and (line := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text())):
         return 1024 * int(line[1])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def show_bytes(size: float) -> str:
-    for unit, name in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if size >= unit:
-            return f"{size / unit:,.1f} {name}"
-    return f"{size / 1e3:,.0f} kB"
 
 
 class NotEnoughMemory(UserError):
@@ -65,8 +59,8 @@ def check(config, needed: float, device: str, processes_here: int = 1) -> None:
     available = torch.cuda.mem_get_info()[0] if device == "cuda" else ram_available() // processes_here
     if needed > available and config.memory_check:
         raise NotEnoughMemory(
-            f"at least {show_bytes(needed)} of memory would be needed, and {show_bytes(available)} are left: "
-            "--memory_check=false tries it all the same"
+            f"at least {tqdm.format_sizeof(needed, 'B')} of memory would be needed, and "
+            f"{tqdm.format_sizeof(available, 'B')} are left: --memory_check=false tries it all the same"
         )
 
 

@@ -1,7 +1,7 @@
 """out_dir holds the files of a run, and only one run at a time writes them.
 
     with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
-        out.start(about, first_step=0, max_iters=5000)      # config.json, code/, metrics.jsonl, tensorboard/
+        out.start(about, first_step=0)                      # config.json, code/, metrics.jsonl, tensorboard/
         out.log(event="train", step=0, loss=10.8)           # one object a line
         out.save(checkpoint, is_best=True)                  # best.pt, ckpt.pt
         out.wait()                                          # checkpoint=sharded: until they are written
@@ -54,14 +54,10 @@ class OutDir:
         self.ended = None  # the row of the end, on rank 0, if the run had ended at the step from which it goes on
 
     def __enter__(self):
-        try:
-            self.processes.on_main(self._lock)
-        except UserError:
-            self.__exit__()
-            raise
+        self.processes.on_main(self._lock)
         return self
 
-    def __exit__(self, kind=None, *error):
+    def __exit__(self, kind, *error):
         try:
             if kind in (None, SystemExit):  # all processes end together
                 self.wait()
@@ -117,6 +113,7 @@ class OutDir:
         names = ["ckpt.pt"] if self.config.init_from == "auto" else ["ckpt.pt", "best.pt"]
         there = [name for name in names if (self.path / name).is_file()]
         if there and self.resumed is None and not self.config.overwrite:
+            self.lock.close()
             raise UserError(
                 f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from its ckpt.pt, "
                 "--overwrite=true starts over"
@@ -198,10 +195,8 @@ def versions() -> dict[str, str]:
 
 
 def git_state() -> dict[str, str | bool | None]:
-    """{"git_commit": the commit that is checked out, "git_dirty": whether code differs from it}.
-
-    Both are None without git, and in a copy of the project that is no repository.
-    """
+    """{"git_commit": the commit that is checked out, "git_dirty": whether code differs from it}, or None for both:
+    without git, and in a copy of the project that is no repository."""
     changed = git("status", "--porcelain", "--", "*.py", ":!tests", ":!config", ":!results")
     return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": None if changed is None else bool(changed)}
 

@@ -5,8 +5,8 @@ What each meter means is in docs/meters.md; meters.py prints them for a checkpoi
 
 import contextlib
 import math
-import statistics
 from collections.abc import Callable, Iterable
+from statistics import fmean, pstdev
 
 import torch
 
@@ -86,17 +86,13 @@ def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
     heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
     bins = (heads * BINS).clamp(max=BINS).long()
     counts = torch.stack([row.bincount(minlength=BINS + 1) for row in bins])
-    collapsed = None
-    if heads.max() < COLLAPSE:
-        collapsed = f"all under {COLLAPSE}"
-    elif (heads - start).abs().max() <= COLLAPSE:
-        collapsed = f"all within {COLLAPSE} of {start:g}"
+    near = f"all within {COLLAPSE} of {start:g}" if (heads - start).abs().max() <= COLLAPSE else None
     return {
         "mean": numbers(heads.mean(1)),
         "below_0.1": numbers((heads < 0.1).float().mean(1)),
         "above_0.9": numbers((heads > 0.9).float().mean(1)),
         "histogram": numbers(counts / heads.shape[1]),
-        "collapsed": collapsed,
+        "collapsed": f"all under {COLLAPSE}" if heads.max() < COLLAPSE else near,
     }
 
 
@@ -120,7 +116,7 @@ def collapsed_gates(layers: list[dict]) -> list[str]:
 
 def baseline(T: int) -> float:
     """The sink of uniform weights: the mean of 1/(i+1) over queries i = 1..T-1."""
-    return statistics.fmean(1 / (i + 1) for i in range(1, T)) if T > 1 else math.nan
+    return fmean(1 / (i + 1) for i in range(1, T)) if T > 1 else math.nan
 
 
 def query_masks(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, torch.Tensor]:
@@ -278,9 +274,7 @@ def layer_meters(model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor
 
 
 @torch.no_grad()
-def losses_by_kind(
-    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str
-) -> dict[str, float | None]:
+def losses_by_kind(model: GPT, inputs: torch.Tensor, targets: torch.Tensor, masks: dict, dtype: str) -> dict:
     """{kind: nats a label, of the labels at its queries}; None where it has none."""
     losses, was_training = {}, model.training
     model.eval()
@@ -296,9 +290,7 @@ def training_rows(T: int) -> int:
     return max(4, TRAINING_TOKENS // T)
 
 
-def training_meters(
-    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, kinds: dict[str, list[int]], dtype: str
-) -> dict:
+def training_meters(model: GPT, inputs: torch.Tensor, targets: torch.Tensor, kinds: dict, dtype: str) -> dict:
     """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl; kinds: the token ids of each."""
     masks = query_masks(inputs, kinds)
     layers = layer_meters(model, inputs, masks, dtype)
@@ -334,9 +326,8 @@ def summary(layers: list[dict], T: int) -> dict:
 
 def mean_by_position(layers: list[dict], name: str) -> dict[str, float | None]:
     """{position: mean of a number of its gates over layers and heads}"""
-    gates = [layer["gates"] for layer in layers]
-    positions = dict.fromkeys(position for of_layer in gates for position in of_layer)
-    return {place: mean_of([of_layer[place] for of_layer in gates if place in of_layer], name) for place in positions}
+    gates = [of_position for layer in layers for of_position in layer["gates"].items()]
+    return {place: mean_of([gate for at, gate in gates if at == place], name) for place, _ in gates}
 
 
 def mean_of(meters: list[dict], name: str) -> float | None:
@@ -346,7 +337,7 @@ def mean_of(meters: list[dict], name: str) -> float | None:
 
 def mean(values: Iterable[float | None]) -> float | None:
     values = [x for x in values if x is not None]  # no gate, or a number that is not finite
-    return numbers(statistics.fmean(values)) if values else None
+    return numbers(fmean(values)) if values else None
 
 
 def maximum(values: Iterable[float | None]) -> float | None:
@@ -357,6 +348,4 @@ def maximum(values: Iterable[float | None]) -> float | None:
 def is_spike(loss: float, earlier: list[float]) -> bool:
     """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at least 20)."""
     window = earlier[-SPIKE_WINDOW:]
-    if len(window) < SPIKE_AT_LEAST:
-        return False
-    return loss > statistics.fmean(window) + SPIKE_DEVIATIONS * statistics.pstdev(window)
+    return len(window) >= SPIKE_AT_LEAST and loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(window)

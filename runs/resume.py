@@ -5,14 +5,12 @@ that starts from the weights of another has that one's keys of the model, with t
 """
 
 import dataclasses
-import math
 from pathlib import Path
 
 import torch
 
 import configurator
 from configurator import UserError
-from data.shards import Dataset
 from gate import ADDITIVE_ACTIVATIONS
 from keys import WITH_ROPE_LENGTH
 from model import GPT, GPTConfig
@@ -123,14 +121,6 @@ def model_keys(checkpoint: dict, path: Path | str) -> dict:
     return keys
 
 
-def check_data(resumed: dict | None, source: dict | None, dataset: Dataset, config) -> None:
-    """Raises UserError where a run would go on with data other than its own, or start with ids of other meaning."""
-    if source is not None:
-        checkpoints.check_vocabulary(math.inf, source, dataset)
-    if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
-        raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
-
-
 def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
     """[(name, parameter)], in the order that its state_dict numbers them."""
     groups = optimizer.param_groups
@@ -146,10 +136,8 @@ def optimizer_state(optimizers: list[torch.optim.Optimizer]) -> dict:
 
 
 def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> None:
-    """Puts the moments of an optimizer_state into the optimizers.
-
-    ValueError for those of another model: AdamW's fused kernel would write past the end of a smaller tensor.
-    """
+    """Puts the moments of an optimizer_state into the optimizers. Raises ValueError for those of another model: AdamW's
+    fused kernel would write past the end of a smaller tensor."""
     names = {name for optimizer in optimizers for name, _ in named_parameters(optimizer)}
     if saved["state"].keys() != names:
         raise ValueError(f"its optimizer has {len(saved['state'])} parameters, of other names than the model's")
@@ -195,10 +183,8 @@ def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer]
 def restore(
     saved: dict, optimizers: list[torch.optim.Optimizer], file: Path | str, scaler=None, model: GPT | None = None
 ) -> None:
-    """Gives the parameters their moments and, where a run goes on, the scaler its scale and torch its random state.
-
-    The weights, too, where they are in shards. Raises UserError for wrong ones.
-    """
+    """Gives the parameters their moments and, where a run goes on, the scaler its scale and torch its random state; the
+    weights, too, where they are in shards. Raises UserError for wrong ones."""
     if model is not None and "shards" in saved:
         read_shards(saved, model, optimizers, Path(file))
     try:
@@ -223,25 +209,14 @@ def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: fl
                 optimizer.add_param_group(group | {"params": fresh, "lr_scale": scale * group["lr_scale"]})
 
 
+@torch.no_grad()
 def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tuple[list[str], list[str]]:
     """Copies the weights of the same name and shape into the model. Returns (names that keep their start, lines to
-    print). Raises UserError where none fits, or where a new gate would change what the weights compute."""
+    print). Raises UserError where none fits, or where a new gate would change what a trained mixer computes."""
     state = model.state_dict()
     fitting = {name: value for name, value in weights.items() if name in state and state[name].shape == value.shape}
     if not fitting:
         raise UserError(f"init_from={path!r}: none of its weights fit this model")
-    check_new_gates(model, fitting, weights, path)
-    model.load_state_dict(state | fitting)
-    new, unused = [name for name in state if name not in fitting], [name for name in weights if name not in fitting]
-    notes = [f"starting from {path}: {len(fitting)} of {len(state)} tensors taken"]
-    for names, what in ((new, "initialised anew, missing there or of another shape"), (unused, "left out")):
-        notes += [f"  {what}: {', '.join(names)}"] if names else []
-    return new, notes
-
-
-@torch.no_grad()
-def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None:
-    """UserError for a gate that is new in a trained mixer and takes another's place, or starts as no identity."""
     for i, block in enumerate(model.blocks):
         start = f"blocks.{i}.mixer."
         if not any(name.startswith(start) for name in fitting):
@@ -260,3 +235,9 @@ def check_new_gates(model: GPT, fitting: dict, weights: dict, path: str) -> None
                     f"and change what {path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the "
                     "same function"
                 )
+    model.load_state_dict(state | fitting)
+    new, unused = [name for name in state if name not in fitting], [name for name in weights if name not in fitting]
+    notes = [f"starting from {path}: {len(fitting)} of {len(state)} tensors taken"]
+    for names, what in ((new, "initialised anew, missing there or of another shape"), (unused, "left out")):
+        notes += [f"  {what}: {', '.join(names)}"] if names else []
+    return new, notes

@@ -59,8 +59,7 @@ class Rule:
         if not is_kind or self.choices and value not in self.choices:
             return False
         size = len(value) if isinstance(value, str | list | dict) else value
-        limits = [(name, limit) for name in LIMITS if (limit := getattr(self, name)) is not None]
-        return all(LIMITS[name](size, limit) for name, limit in limits)
+        return all(keeps(size, limit) for name, keeps in LIMITS.items() if (limit := getattr(self, name)) is not None)
 
     def words(self, value: object = None) -> str:
         """What is allowed. `value` is what was given: it decides the nearest choice."""

@@ -7,7 +7,6 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
@@ -22,13 +21,6 @@ SMALL: dict = dict(n_layer=6, n_head=6, n_embd=384)  # the size at which a step 
 PLAIN = TrainConfig(learning_rate=1e-4, seed=0)
 
 
-def nanogpt(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("nanogpt_model", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class Side:
     """A model with that attention, or nanoGPT's without dropout and biases, each with its own optimizer.
 
@@ -40,8 +32,10 @@ class Side:
         torch.manual_seed(train.seed)
         self.batch, self.device, self.dtype, self.grad_clip = batch, config.device, config.dtype, train.grad_clip
         if name == NANOGPT:
+            spec = importlib.util.spec_from_file_location("nanogpt_model", config.against)
+            module = importlib.util.module_from_spec(spec)
             with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints its size and its groups
-                module = nanogpt(config.against)
+                spec.loader.exec_module(module)
                 self.model = module.GPT(module.GPTConfig(**dict(dropout=0.0, bias=False) | keys)).to(config.device)
                 rates = train.learning_rate, (train.beta1, train.beta2)
                 self.optimizers = [self.model.configure_optimizers(train.weight_decay, *rates, config.device)]

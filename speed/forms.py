@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from ops import levels
-from ops.layers import attention, cos_sin_features
+from ops.fast import CosSinFeatures
+from ops.layers import attention
 from ops.recurrence import chunked, recurrent
 from runs.hardware import DTYPES
 from speed.config import BenchConfig
@@ -27,16 +28,16 @@ def readout(form: Callable, **inputs) -> torch.Tensor:
 def cosformer(form: Callable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options) -> torch.Tensor:
     angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
-    q, k = (cos_sin_features(x.relu(), cos, sin) for x in (q, k))
+    q, k = (CosSinFeatures.apply(x.relu(), cos, sin) for x in (q, k))
     o, _ = form(q, k, F.pad(v, (0, 1), value=1.0), **options)
     return o[..., :-1] / o[..., -1:].clamp(min=1e-6)
 
 
-def forms(T: int, device: str, B: int = 1, H: int = 12, D: int = 64) -> dict[str, tuple[Callable, dict]]:
+def forms(T: int, device: str, H: int = 12, D: int = 64) -> dict[str, tuple[Callable, dict]]:
     """{name: (its function of a form of the recurrence and its inputs, {input: a tensor that requires a gradient})}"""
     torch.manual_seed(0)
-    q, k, v, channel = torch.randn(4, B, T, H, D, device=device).unbind()
-    scalar, beta = torch.randn(2, B, T, H, device=device).sigmoid().unbind()
+    q, k, v, channel = torch.randn(4, 1, T, H, D, device=device).unbind()
+    scalar, beta = torch.randn(2, 1, T, H, device=device).sigmoid().unbind()
     plain = dict(q=q, k=k, v=v)
     inputs: dict = {
         "no decay": plain,

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 
@@ -21,13 +21,13 @@ import configurator
 from configurator import UserError, check_choice
 from data.pystdlib import prepare as pystdlib
 from data.shards import open_dataset
-from keys import GPTConfig, TrainConfig
+from keys import TrainConfig
 from ops import IGNORE
 from speed.baselines import NANOGPT, Side, in_new_processes
 from speed.config import BenchConfig
 from speed.report import Report
 from study.stats import exact_interval, sign_flip_test
-from train import learning_rate
+from train import learning_rate, model_args
 
 OF_NANOGPT = "config/shakespeare_char.py"  # its recipe for a CPU, by our names
 CONTEXT = 64
@@ -103,7 +103,7 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     train, dataset = configurator.load(TrainConfig, RECIPES.get(name, OF_NANOGPT).split()), open_dataset(folder)
     if train.block_size != CONTEXT:
         raise UserError(f"block_size={train.block_size}: a recipe of the gate run has {CONTEXT}, as nanoGPT's")
-    keys = {field.name: getattr(train, field.name) for field in fields(GPTConfig)} | {"vocab_size": dataset.vocab_size}
+    keys = model_args(train) | {"vocab_size": dataset.vocab_size}
     if name == NANOGPT:
         keys = {key: keys[key] for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
     side = Side(config, keys.pop("attention", NANOGPT), train=replace(train, seed=seed), **keys)

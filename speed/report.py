@@ -27,8 +27,7 @@ def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:
 
 def side_by_side(above: Callable, below: Callable, pairs: int, config: BenchConfig) -> tuple[list, list]:
     """(seconds of the one call, seconds of the other), which take turns."""
-    seconds = interleave({"above": above, "below": below}, pairs, config)
-    return seconds["above"], seconds["below"]
+    return tuple(interleave({"above": above, "below": below}, pairs, config).values())
 
 
 def median_interval(values: list[float]) -> tuple[float, float, float]:

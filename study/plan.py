@@ -3,10 +3,8 @@
     plan = Plan(config, rows)
     plan.lacking                                # the runs that are known by now and have no row
 
-With more than two rates all of them first get short runs, and the best two get longer ones: a quarter of max_iters and
-all of it (or the steps that selection_iters gives; where it gives one number, all rates get such runs at once), each
-with a schedule of its own. Unless widen_rates is false, a rate that wins at the edge of the grid widens the grid by one
-more, which is a longer run, once on each side (docs/experiments.md, Learning rates).
+All rates get runs of selection_iters steps, with a schedule of their own. Unless widen_rates is false, a rate that wins
+at the edge of the grid widens the grid by one more, once on each side (docs/experiments.md, Learning rates).
 """
 
 import itertools
@@ -73,13 +71,12 @@ def parent_of(run: dict) -> dict | None:
     return parent | {"arm": keys.pop("arm"), "config": keys}
 
 
-def make_trial(config, seed: int, arm: str, rate: float, is_short: bool) -> dict:
+def make_trial(config, seed: int, arm: str, rate: float) -> dict:
     """A run that a rate is chosen by. The schedule and the evaluations of a shorter one are those of a full run, scaled
     down; without a decay, it is the first steps of a full one."""
-    run = make_run(config, seed, arm, rate, "short selection" if is_short else "selection")
+    run = make_run(config, seed, arm, rate, "selection")
     keys = configurator.build(TrainConfig, run["config"])
-    steps = (config.selection_iters or (max(1, keys.max_iters // 4), keys.max_iters))[0 if is_short else -1]
-    if steps < keys.max_iters:
+    if (steps := config.selection_iters or keys.max_iters) < keys.max_iters:
         run["config"]["max_iters"] = steps
         if keys.decay != "constant":
             scale = steps / keys.max_iters
@@ -93,8 +90,7 @@ def make_trial(config, seed: int, arm: str, rate: float, is_short: bool) -> dict
 def name_of(run: dict) -> str:
     """The folder of a run."""
     rate = f"lr{run['config']['learning_rate']:g}" if "purpose" in run else None
-    short = "short" if run.get("purpose") == "short selection" else None
-    return "-".join(filter(None, [run["arm"], rate, short, f"seed{run['seed']}"]))
+    return "-".join(filter(None, [run["arm"], rate, f"seed{run['seed']}"]))
 
 
 def steps_of(runs: Iterable[dict]) -> int:
@@ -103,7 +99,7 @@ def steps_of(runs: Iterable[dict]) -> int:
 
 def choose_rates(config, rows: list[dict]) -> list[dict]:
     """For each arm that chooses a rate of its own, the runs that this takes, and what their rows show:
-    {arm, rate (None while rows are missing), runs: those known by now, trials: [{rate, is_short, rows}], values: {rate:
+    {arm, rate (None while rows are missing), runs: those known by now, trials: [{rate, rows}], values: {rate:
     `value_of` each seed}, and what `settled` adds}"""
     by_text = {text_of(row): row for row in rows}
     choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
@@ -114,16 +110,11 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
 def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
     choice: dict = {"arm": arm, "rate": None, "runs": [], "trials": [], "values": {}}
     rates = waiting = sorted(set(config.learning_rates))
-    if len(rates) > 2 and len(config.selection_iters) != 1:
-        short = measure(config, choice, by_text, rates, is_short=True)
-        if short is None:
-            return choice
-        waiting = sorted(sorted(rates, key=lambda rate: (-fmean(short[rate]), rate))[:2])
     while waiting:
-        longer = measure(config, choice, by_text, waiting, is_short=False)
-        if longer is None:
+        measured = measure(config, choice, by_text, waiting)
+        if measured is None:
             return choice
-        choice["values"] |= longer
+        choice["values"] |= measured
         best, waiting = highest(choice["values"]), []
         # the best rate, or the smallest that is less than a standard error worse; NaN is not less
         differences = {rate: difference(choice["values"][best], values) for rate, values in choice["values"].items()}
@@ -135,15 +126,14 @@ def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
     return settled(choice, rate)
 
 
-def measure(config, choice: dict, by_text: dict, rates: list[float], is_short: bool) -> dict | None:
+def measure(config, choice: dict, by_text: dict, rates: list[float]) -> dict | None:
     """{rate: its values by seed}, higher is better, or None while a row is missing. Adds to choice what is there."""
     measured = {}
     for rate in rates:
-        trial: dict = {"rate": rate, "is_short": is_short}
-        runs = [make_trial(config, seed, choice["arm"], **trial) for seed in config.selection_seeds]
+        runs = [make_trial(config, seed, choice["arm"], rate) for seed in config.selection_seeds]
         rows = [by_text.get(text_of(run)) for run in runs]
         choice["runs"] += runs
-        choice["trials"].append(trial | {"rows": rows})
+        choice["trials"].append({"rate": rate, "rows": rows})
         if None not in rows:
             measured[rate] = [value_of(config, row) for row in rows]
     return measured if len(measured) == len(rates) else None
@@ -212,7 +202,4 @@ def unknown_runs(config, choices: list[dict]) -> list[dict]:
     """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost as much."""
     known, arms = rates_of(config, choices), config.arms if config.selection_seeds else []
     guessed = {arm: config.learning_rates[0] for arm in arms if arm not in known}
-    short = [choice["arm"] for choice in choices if all(trial["is_short"] for trial in choice["trials"])]
-    longer = itertools.product(short, sorted(set(config.learning_rates))[:2], config.selection_seeds)
-    trials = [make_trial(config, seed, arm, rate, is_short=False) for arm, rate, seed in longer]
-    return trials + runs_of(config, config.seeds, guessed)
+    return runs_of(config, config.seeds, guessed)

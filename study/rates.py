@@ -38,12 +38,12 @@ def why_chosen(config, choice: dict) -> str:
 
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
-    """{mixer: {arm without its mixer's name: {rate: metric at the end of the first runs, by seed}}}. The first runs,
-    short ones if there are any, are at every rate in every arm. NaN: it was not finite. {}: fewer than three rates."""
+    """{mixer: {arm without its mixer's name: {rate: metric at the end, by seed}}}. NaN: it was not finite. {}: fewer
+    than three rates."""
     ends_of: dict = {}
     for choice in choices:
         for trial in choice["trials"]:
-            if trial["is_short"] == choice["trials"][0]["is_short"] and None not in trial["rows"]:
+            if None not in trial["rows"]:
                 row, ends = trial["rows"][0], [number(row[config.metric]) for row in trial["rows"]]
                 arms = ends_of.setdefault(mixer_of(row), {})
                 arms.setdefault(variant_of(row), {})[trial["rate"]] = ends

@@ -28,7 +28,7 @@ TEXT_OR_NONE, SECONDS = (*TEXT, None), (float, 0, 1e12)
 LENGTH = {"block_size": COUNT, "loss?": NUMBER}
 OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}  # of query
 ROW = {
-    "arm": TEXT, "seed": COUNT, "purpose?": {"selection", "short selection"},
+    "arm": TEXT, "seed": COUNT, "purpose?": {"selection"},
     "config": DICT, "data": DICT, "init_from?": DICT, "metric": {"accuracy", "val_loss"}, "prepare?": TEXT,
     "finite": (bool, 0, 1), "accuracy?": (float, -1e-3, 1.001, None), "val_loss?": NUMBER,
     "curve": [[NUMBER, 2, 2], 1, MANY], "horizon?": COUNT, "last_step?": COUNT, "seconds": SECONDS, "ended?": SECONDS,

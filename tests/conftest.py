@@ -25,12 +25,14 @@ if importlib.util.find_spec("fla") and not torch.cuda.is_available():
         importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     del sys.modules["fla"]
 
+import evaluate  # noqa: E402
 import plot  # noqa: E402
 import train  # noqa: E402
 from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
+from runs.files import parse_json  # noqa: E402
 from study import drawing, forests, runner  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,12 +78,7 @@ class Helpers:
     @staticmethod
     def metrics(out_dir, event=None):
         """The rows of metrics.jsonl, all or those of one event. NaN and Infinity are no JSON, and fail here."""
-
-        def refuse(constant):
-            raise AssertionError(f"{constant} is no JSON")
-
-        lines = (out_dir / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line, parse_constant=refuse) for line in lines]
+        rows = [parse_json(line, "metrics.jsonl") for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
         return [row for row in rows if event in (None, row["event"])]
 
     @classmethod
@@ -108,11 +105,17 @@ class Helpers:
         return [{k: v for k, v in row.items() if k not in times} for row in rows]
 
     @staticmethod
-    def script(*words, stdin=None):
+    def write_text(folder, train, val, **about):
+        """A stream of bytes of these documents. Returns the folder."""
+        about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0) | about
+        write_stream(folder, {"train": train, "val": val}, tokenizer=get_tokenizer("byte"), **about)
+        return folder
+
+    @staticmethod
+    def script(*words, stdin=None, cwd=ROOT):
         """A script of the repository in a process of its own. Returns it when it has ended, its output as bytes."""
-        return subprocess.run(
-            [sys.executable, *map(str, words)], cwd=ROOT, input=stdin, capture_output=True, timeout=300
-        )
+        words = [sys.executable, *map(str, words)]
+        return subprocess.run(words, cwd=cwd, input=stdin, capture_output=True, timeout=300)
 
     @staticmethod
     def error_of(function, *args, **keys):
@@ -193,11 +196,19 @@ def mixed_mqar(tmp_path_factory):
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """A stream of bytes: 40 documents for training, 7 for validation."""
-    folder = tmp_path_factory.mktemp("text")
-    splits = {"train": [LINES[i % 3] for i in range(40)], "val": [LINES[(i + 1) % 3] for i in range(7)]}
-    about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
-    write_stream(folder, splits, tokenizer=get_tokenizer("byte"), name="text", **about)
-    return folder
+    train, val = [LINES[i % 3] for i in range(40)], [LINES[(i + 1) % 3] for i in range(7)]
+    return Helpers.write_text(tmp_path_factory.mktemp("text"), train, val)
+
+
+@pytest.fixture
+def evaluated(capsys):
+    """evaluated(checkpoint, key=value, ...) -> the object that evaluate.py prints."""
+
+    def call(checkpoint, **keys):
+        evaluate.main(Helpers.words(checkpoint=checkpoint, device="cpu", json=True, **keys))
+        return json.loads(capsys.readouterr().out)
+
+    return call
 
 
 @pytest.fixture(scope="module")

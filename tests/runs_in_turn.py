@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 import configurator  # noqa: E402
 import train  # noqa: E402
 from runs.hardware import Processes  # noqa: E402
+from runs.parallel import rows_of  # noqa: E402
 from runs.resume import where_to_start  # noqa: E402
 
 SENT: dict = {}
@@ -45,12 +46,8 @@ def count(collective, name):
     setattr(torch.distributed, name, call)
 
 
-def held_part(x):
-    return x.to_local() if isinstance(x, DTensor) else x
-
-
 def held(tensors):
-    return sum(held_part(x).nbytes for x in tensors if isinstance(x, torch.Tensor) and x.dim())
+    return sum(rows_of(x, x).nbytes for x in tensors if isinstance(x, torch.Tensor) and x.dim())
 
 
 def watch(model, optimizers):
@@ -72,7 +69,7 @@ def watch(model, optimizers):
         seen = {name: held(tensors) for name, tensors in bytes_of.items()} | {"sent": dict(SENT)}
         FOUND.append(seen | ({"A_log": sorted(dtypes)} if dtypes else {}))
         FOUND[0]["evaluation"] = most[0]
-        FOUND[0]["blocks"] = len({held_part(p.grad).untyped_storage().data_ptr() for p in parameters})
+        FOUND[0]["blocks"] = len({rows_of(p, p.grad).untyped_storage().data_ptr() for p in parameters})
 
     for module in model.modules():
         if hasattr(module, "A_log"):
@@ -89,16 +86,8 @@ def first_loss(model, config, dtype, step, batch):
     return micro_loss(model, config, dtype, step, batch)
 
 
-def bytes_until_restored(words):
-    """Starts to count; train.restore ends it."""
-    if "--init_from=resume" in words:
-        MEMORY.append(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True))
-        MEMORY[0].start()
-
-
 def restore_and_count(saved, optimizers, file, *rest):
     restore(saved, optimizers, file, *rest)
-    counting = MEMORY.pop()
     counting.stop()
     events = counting.profiler.kineto_results.events()
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
@@ -107,7 +96,6 @@ def restore_and_count(saved, optimizers, file, *rest):
 
 
 FOUND: list = []
-MEMORY: list = []
 RESUMED: list = []
 restore, train.restore = train.restore, restore_and_count
 make_optimizers, micro_loss = train.make_optimizers, train.micro_loss
@@ -122,7 +110,9 @@ with Processes("cpu", 1) as processes:
         FOUND.clear()
         RESUMED.clear()
         status = 0
-        bytes_until_restored(words)
+        counting = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+        if "--init_from=resume" in words:  # until its tensors are restored
+            counting.start()
         try:
             config, *rest = where_to_start(configurator.load(train.TrainConfig, words))
             train.run(config, processes, *rest)

@@ -18,6 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import train
 from data.shards import open_dataset
 from model import GPT, GPTConfig
+from runs.huggingface import translated
 
 KEYS = dict(
     n_layer=2, n_head=2, block_size=24, batch_size=2, learning_rate=3e-3, min_lr=3e-4, warmup_iters=5,
@@ -35,47 +36,25 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-def pairs_of(ours, theirs):
-    """Yields (name, our parameter, transformers' parameter in our layout), each parameter once."""
-    theirs = theirs.transformer
-    yield "wte", ours.wte.weight, theirs.wte.weight
-    yield "wpe", ours.wpe.weight, theirs.wpe.weight
-    modules = [("norm", ours.norm, theirs.ln_f)]
-    for i, (block, layer) in enumerate(zip(ours.blocks, theirs.h, strict=True)):
-        modules += [
-            (f"{i}.norm_1", block.norm_1, layer.ln_1),
-            (f"{i}.norm_2", block.norm_2, layer.ln_2),
-            (f"{i}.qkv", block.mixer.qkv, layer.attn.c_attn),
-            (f"{i}.out_proj", block.mixer.out_proj, layer.attn.c_proj),
-            (f"{i}.up", block.mlp.up, layer.mlp.c_fc),
-            (f"{i}.down", block.mlp.down, layer.mlp.c_proj),
-        ]
-    for name, our, their in modules:
-        weight = their.weight.T if isinstance(our, nn.Linear) else their.weight  # theirs is (inputs, outputs)
-        yield f"{name}.weight", our.weight, weight
-        yield f"{name}.bias", our.bias, their.bias
-
-
 def make_ours(**keys):
     shared = {name: value for name, value in KEYS.items() if name in GPTConfig.__dataclass_fields__}
     return GPT(GPTConfig(mlp_ratio=2, vocab_size=256, **shared, **keys))
 
 
 @torch.no_grad()
-def gpt2_and_ours(gelu, mlp, n_embd=32):
+def gpt2_and_ours(gelu, mlp):
     """Both with the same weights: biases that are not 0, norms that are not 1."""
     torch.manual_seed(0)
     theirs = GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=256, n_positions=KEYS["block_size"], n_embd=n_embd, n_layer=2, n_head=2, n_inner=2 * n_embd,
+            vocab_size=256, n_positions=KEYS["block_size"], n_embd=32, n_layer=2, n_head=2, n_inner=64,
             activation_function=gelu, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager",
         )
     )  # fmt: skip
-    ours = make_ours(n_embd=n_embd, norm="layer", bias=True, mlp=mlp, position="learned")
-    assert len(list(pairs_of(ours, theirs))) == len(list(ours.parameters())) == len(list(theirs.parameters()))
-    for _, our, their in pairs_of(ours, theirs):
-        their += 0.1 * torch.randn_like(their)
-        our.copy_(their)
+    for p in theirs.parameters():
+        p += 0.1 * torch.randn_like(p)
+    ours = make_ours(n_embd=32, norm="layer", bias=True, mlp=mlp, position="learned")
+    ours.load_state_dict(translated(ours.config, "gpt2", theirs.state_dict()))
     return theirs, ours
 
 
@@ -134,8 +113,8 @@ def test_with_gpt2s_norms_biases_and_weights_a_run_is_gpt2s(gelu, mlp, max_iters
     with published.InFloat64():
         expected = plain_run(theirs, lambda model, x: model(x).logits, text, max_iters, micro_steps=2)
     assert_same_curves(curve, expected)
-    for name, our, their in pairs_of(ours, theirs):
-        assert (our - their).abs().max() < TOLERANCE, name
+    for name, their in translated(ours.config, "gpt2", theirs.state_dict()).items():
+        assert (ours.get_parameter(name) - their).abs().max() < TOLERANCE, name
 
 
 class Published(nn.Module):

@@ -107,24 +107,19 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
 
 
 @pytest.mark.parametrize(("first_token", "first"), [(True, [0]), (False, [])])
-def test_a_sample_begins_with_the_token_of_rows(first_token, first, folder, tmp_path, helpers, monkeypatch):
+def test_a_sample_begins_as_rows_do_and_another_alphabet_is_refused(
+    first_token, first, folder, tmp_path, helpers, monkeypatch
+):
     data = make(tmp_path / "data", folder / "text.txt", first_token=first_token)
     helpers.train(data, tmp_path / "run", n_layer=1, max_iters=1, meters="false")
-    read, stream = [], GPT.stream
-    monkeypatch.setattr(
-        GPT, "stream", lambda self, idx, *args, **keys: read.append(idx) or stream(self, idx, *args, **keys)
-    )
-    sample.main(helpers.words(checkpoint=tmp_path / "run", start="the", max_new_tokens=2, num_samples=1, device="cpu"))
-    assert read[0].tolist() == [first + tokenizer_of(open_dataset(data)).encode("the")]
-
-
-def test_a_model_does_not_read_another_alphabet(folder, tmp_path, helpers):
-    data = make(tmp_path / "data", folder / "text.txt")
-    helpers.train(data, tmp_path / "run", n_layer=1, max_iters=1, meters="false")
+    read = []
+    monkeypatch.setattr(GPT, "stream", lambda self, idx, *args, **keys: read.append(idx.tolist()) or [])
+    sample.main(helpers.words(checkpoint=tmp_path / "run", start="the", num_samples=1, device="cpu"))
+    assert read == [[first + tokenizer_of(open_dataset(data)).encode("the")]]
     (tmp_path / "other.txt").write_text(TEXT.swapcase())
     make(data, tmp_path / "other.txt")
     message = helpers.error_of(evaluate.main, helpers.words(checkpoint=tmp_path / "run", device="cpu"))
-    assert "the model was trained with" in message
+    assert "its alphabet is" in message and "the model was trained with" in message
 
 
 def test_the_standard_library_in_rows_begins_with_byte_0_and_every_byte_is_a_label_once():

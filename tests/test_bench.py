@@ -50,7 +50,8 @@ TINY = dict(n_layer=1, n_head=2, n_embd=16, vocab_size=11, block_size=8)
 
 
 @pytest.fixture
-def cpu():
+def cpu(monkeypatch):
+    monkeypatch.setattr(pystdlib, "sysconfig", types.SimpleNamespace(get_path=lambda name: json.__path__[0]))
     return BenchConfig(device="cpu", dtype="float32", threads=1, pairs=6, long_pairs=6)
 
 
@@ -75,7 +76,6 @@ def small_parts(monkeypatch):
     ).items():  # fmt: skip
         monkeypatch.setattr(costs, name, value)
     monkeypatch.setattr(forms, "forms", lambda T, device: of_length(T // 64, device))
-    monkeypatch.setattr(pystdlib, "sysconfig", types.SimpleNamespace(get_path=lambda name: json.__path__[0]))
     monkeypatch.setattr(gaterun, "in_new_processes", lambda function, tasks, at_once: [function(*t) for t in tasks])
     monkeypatch.setattr(gaterun, "OF_NANOGPT", gaterun.OF_NANOGPT + " --max_iters=6 --learning_rate=1e-2")
     monkeypatch.setattr(gaterun, "RECIPES", {"record": "config/gaterun.py --max_iters=3", "other": "--block_size=64"})
@@ -95,13 +95,10 @@ def test_the_interval_of_a_median_is_that_of_the_tables(n, low, high):
 @pytest.mark.parametrize(
     "interval, to_reach, not_to_exceed",
     [
-        ((2.0, 3.0), "met", "unresolved"),
-        ((1.9, 2.1), "unresolved", "unresolved"),
-        ((1.0, 2.0), "unresolved", "met"),
-        ((1.0, 1.9), "missed", "met"),
-        ((2.1, 3.0), "met", "missed"),
+        ((2.0, 3.0), "met", "unresolved"), ((1.9, 2.1), "unresolved", "unresolved"), ((1.0, 2.0), "unresolved", "met"),
+        ((1.0, 1.9), "missed", "met"), ((2.1, 3.0), "met", "missed"),
     ],
-)
+)  # fmt: skip
 def test_a_claim_is_met_where_its_whole_interval_clears_the_target(interval, to_reach, not_to_exceed):
     assert (report.judge(*interval, 2.0), report.judge(*interval, 2.0, at_most=True)) == (to_reach, not_to_exceed)
 
@@ -184,7 +181,6 @@ def test_the_part_gpu_has_every_row_that_docs_gpu_expects_or_what_it_needs(cpu, 
 
     start = subprocess.run
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(pystdlib, "sysconfig", types.SimpleNamespace(get_path=lambda name: json.__path__[0]))
     bench.main(["gpu", *helpers.words(device="cpu", dtype="float32", threads=1, out_dir=tmp_path / "out")])
     stored, page = json.loads((tmp_path / "out/gpu.json").read_text()), (tmp_path / "out/gpu.md").read_text()
     rows = {row["row"]: row for row in stored["rows"]}

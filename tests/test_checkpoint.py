@@ -3,6 +3,7 @@
 import pickle
 import re
 import resource
+import signal
 
 import pytest
 import torch
@@ -43,27 +44,20 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(tmp_path):
         assert torch.equal(loaded(idx), model(idx))
 
 
-def test_a_save_that_dies_midway_leaves_the_old_checkpoint_and_no_other_file(file, monkeypatch):
-    before = file.read_bytes()
-
-    def half(checkpoint, out):
-        out.write(before[: len(before) // 2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "save", half)
-    with pytest.raises(KeyboardInterrupt):
-        save(file, make())
-    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
-
-
-def test_a_disk_that_is_full_is_one_line(file, helpers):
+def test_a_save_that_fails_midway_leaves_the_old_checkpoint_and_no_other_file(file, monkeypatch, helpers):
     before, (soft, hard) = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
+    try:  # as on a full disk
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
         message = helpers.error_of(save, file, make(model={"weight": torch.zeros(100_000)}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert message.startswith(f"{file}: cannot be written (") and "File too large" in message
+    assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
+    monkeypatch.setattr(
+        torch, "save", lambda checkpoint, out: out.write(before[:999]) and signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        save(file, make())
     assert file.read_bytes() == before and list(file.parent.iterdir()) == [file]
 
 
@@ -104,17 +98,14 @@ def test_a_checkpoint_of_another_format_is_refused_with_what_reads_it(file, help
     assert f"its format is {number}, and this version reads 1 alone: " in message and words in message
 
 
-@pytest.mark.parametrize(
-    "keys, expected",
-    [
+def test_weights_that_do_not_fit_the_config_are_refused(tmp_path, helpers):
+    for keys, words in (
         (dict(n_embd=12), "size mismatch for wte.weight"),
         (dict(n_heads=2), "unknown key 'n_heads' (did you mean 'n_head'?)"),
         (dict(n_embd=2**20), "ckpt.pt: "),  # would take terabytes
-    ],
-)
-def test_weights_that_do_not_fit_the_config_are_refused(tmp_path, helpers, keys, expected):
-    save(tmp_path / "ckpt.pt", make(model_args=ARGS | keys))
-    assert expected in helpers.error_of(load_model, tmp_path / "ckpt.pt")
+    ):
+        save(tmp_path / "ckpt.pt", make(model_args=ARGS | keys))
+        assert words in helpers.error_of(load_model, tmp_path / "ckpt.pt")
 
 
 WRONG = {

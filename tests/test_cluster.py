@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -30,12 +31,6 @@ from runs.resume import where_to_start
 KEYS = dict(gradient_accumulation_steps=4, max_iters=200, eval_interval=50, n_layer=1, dropout=0.1, meters="false")
 
 
-@pytest.fixture(scope="module")
-def whole(mqar, tmp_path_factory, helpers):
-    """The run of one process that was never stopped."""
-    return helpers.train(mqar, tmp_path_factory.mktemp("whole") / "out", **KEYS)
-
-
 def check_same_curve(out, whole, helpers):
     """Losses and evaluations are those of the other run, each step once; other sums of gradients round otherwise."""
     assert helpers.losses(out) == pytest.approx(helpers.losses(whole), rel=1e-3)
@@ -45,7 +40,7 @@ def check_same_curve(out, whole, helpers):
 
 
 def a_rank(environment, said, main, words):
-    os.environ |= environment
+    os.environ |= {name: str(value) for name, value in environment.items()}
     file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -63,7 +58,6 @@ class Ranks:
             environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             environment["TORCHELASTIC_RESTART_COUNT"] = rank  # each torchrun counts its own restarts
-            environment = {name: str(value) for name, value in environment.items()}
             self.processes.append(FORKS.Process(target=a_rank, args=(environment, self.said, main, words)))
             self.processes[-1].start()
 
@@ -77,16 +71,6 @@ class Ranks:
         return [process.exitcode for process in self.processes]
 
 
-@pytest.fixture
-def ranks(keys, helpers, tmp_path):
-    """ranks(2, key=value, ...): train.py in so many processes, which write to the folder out."""
-
-    def start(count, main=train.main, **changed):
-        return Ranks(count, main, helpers.words(**keys("out", **changed)), tmp_path / f"{count}.txt")
-
-    return start
-
-
 # -- What the processes of a run tell each other -----------------------------------------------------------------------
 
 
@@ -94,31 +78,18 @@ def one_after_the_other(cases):
     """Prints how each case {name: (script, [words of each rank])} ends on each rank; the last one ends the process."""
     with Processes("cpu", 1) as processes:
         for name, (script, words) in cases.items():
-            EDITS.get(name, lambda rank: None)(processes.rank)
+            sha256_of = (lambda names: {"runs/parallel.py": processes.rank}) if name == "code" else outdir.sha256_of
+            ended = "fine"
             try:
-                if script == "train":
-                    config, *rest = where_to_start(configurator.load(train.TrainConfig, words[processes.rank]))
-                    train.run(config, processes, *rest)
-                else:
-                    evaluate.run(configurator.load(evaluate.EvaluateConfig, words[processes.rank]), processes)
-                ended = "fine"
+                with mock.patch.object(outdir, "sha256_of", sha256_of):
+                    if script == "train":
+                        config, *rest = where_to_start(configurator.load(train.TrainConfig, words[processes.rank]))
+                        train.run(config, processes, *rest)
+                    else:
+                        evaluate.run(configurator.load(evaluate.EvaluateConfig, words[processes.rank]), processes)
             except UserError as error:
                 ended = str(error)
             os.write(1, f"{name} of rank {processes.rank}: {ended}\n".encode())
-
-
-def other_code(rank):
-    """Rank 1 has another parallel.py, for one run."""
-    sha256_of = outdir.sha256_of
-
-    def once(names):
-        outdir.sha256_of = sha256_of
-        return sha256_of(names) | ({"runs/parallel.py": "another"} if rank else {})
-
-    outdir.sha256_of = once
-
-
-EDITS = {"code": other_code}
 
 
 def test_ranks_that_differ_are_refused(keys, mqar, helpers, tmp_path):
@@ -151,9 +122,9 @@ def test_ranks_that_differ_are_refused(keys, mqar, helpers, tmp_path):
     assert (a / "ckpt.pt").read_bytes() == before and not (tmp_path / "elsewhere").exists()
 
 
-def test_a_signal_to_one_rank_saves_and_ends_all_at_the_next_line_of_the_log(keys, helpers, ranks):
-    out = keys("out")["out_dir"]
-    both = ranks(2, max_iters=100_000, eval_interval=50_000, log_interval=3)
+def test_a_signal_to_one_rank_saves_and_ends_all_at_the_next_line_of_the_log(keys, helpers, tmp_path):
+    case = keys("out", max_iters=100_000, eval_interval=50_000, log_interval=3)
+    out, both = case["out_dir"], Ranks(2, train.main, helpers.words(**case), tmp_path / "said.txt")
     wait_for_step(out, 6, both.is_alive)
     os.kill(both.processes[1].pid, signal.SIGTERM)
     assert both.end() == [143, 143]
@@ -179,11 +150,12 @@ def die_while_saving(words):
     train.main(words)
 
 
-def test_a_job_killed_in_a_save_goes_on_with_another_number_of_processes(keys, helpers, ranks, whole, capsys):
-    out = keys("out")["out_dir"]
-    assert ranks(2, die_while_saving, init_from="auto").end() == [-signal.SIGKILL, 1]
+def test_a_job_killed_in_a_save_goes_on_with_another_number_of_processes(keys, helpers, tmp_path, capsys):
+    whole, case = helpers.train(**keys("whole")), keys("out", init_from="auto")
+    out, both = case["out_dir"], Ranks(2, die_while_saving, helpers.words(**case), tmp_path / "said.txt")
+    assert both.end() == [-signal.SIGKILL, 1]
     assert len(list(out.glob(".ckpt.pt.*.tmp"))) == 1 and checkpoints.load(out)["iter_num"] == 50
-    helpers.train(**keys("out", init_from="auto"))
+    helpers.train(**case)
     assert f"resuming {out} at step 50" in capsys.readouterr().out and not list(out.glob(".*.tmp"))
     check_same_curve(out, whole, helpers)
 
@@ -208,8 +180,7 @@ def test_torchrun_restarts_after_a_dead_rank_saves_at_sigterm_and_has_the_curve_
     step = checkpoints.load(out)["iter_num"]
     assert 131 <= step < 240 and list(helpers.losses(out)) == list(range(step))
     helpers.train(**keys("out", init_from="resume", **case))
-    # the gradients of two processes are summed in another order
-    assert helpers.losses(out) == pytest.approx(helpers.losses(whole), rel=1e-3)
+    check_same_curve(out, whole, helpers)
 
 
 def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(keys, helpers, monkeypatch):

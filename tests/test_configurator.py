@@ -1,4 +1,3 @@
-# python -m pytest -q tests/test_configurator.py
 """What the command line and the config files accept, and that every mistake ends in one line that helps."""
 
 import dataclasses
@@ -62,9 +61,7 @@ def write(tmp_path, monkeypatch):
     return write
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The rules of values
-
+# -- The rules of values -----------------------------------------------------------------------------------------------
 
 RULES = [  # a rule, what obeys it, what does not and what is then said of it
     ((int, 1, 9), [1, 9], [(0, "a whole number of at least 1 and at most 9"), (10, ""), (True, ""), (2.0, "")]),
@@ -89,9 +86,7 @@ def test_a_rule_lets_through_what_it_allows_and_says_what_else_is_wrong():
             assert message is not None and words in message, (value, message)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The values of keys
-
+# -- The values of keys ------------------------------------------------------------------------------------------------
 
 READ = {  # {key: [(text on the command line, the value)]}
     "n_layer": [("6", 6), (" 7 ", 7), ("5*8", 40), ("1e3", 1000)],
@@ -157,8 +152,7 @@ def test_long_values_are_shortened_and_newlines_escaped():
     assert str(UserError("a\nb\x85c\ud800")) == r"a\nb\x85c\ud800" and len(str(UserError("x" * 100_000))) < 1000
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The words of the command line
+# -- The words of the command line -------------------------------------------------------------------------------------
 
 
 def test_files_apply_in_order_and_keys_come_last_in_their_order(write):
@@ -202,8 +196,7 @@ def test_help_shows_every_key_with_its_default_its_values_and_its_line(capsys):
     assert "  --start=\\n\n  " in out  # a default that holds a newline stays on its line
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Config files
+# -- Config files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,8 +240,7 @@ def test_anything_else_in_a_python_file_is_refused_with_its_line_and_never_execu
     assert os.listdir() == ["a.py"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A whole script
+# -- A whole script ----------------------------------------------------------------------------------------------------
 
 
 def test_run_turns_an_error_into_one_line_and_a_status(monkeypatch, capsys):

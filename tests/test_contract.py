@@ -50,15 +50,10 @@ OF_SOFTMAX = {  # more keys, which softmax layers alone read
         forget_gate=True, n_kv_head=2, qk_norm=True, sink="head", window="7,none", short_conv=3
     ),
     "OLMo-2, Qwen2 and SmolLM3": dict(
-        post_norm=True,
-        qk_norm=True,
-        qk_norm_over="all",
-        n_kv_head=2,
-        qkv_bias=True,
-        position="none,rope",
+        post_norm=True, qk_norm=True, qk_norm_over="all", n_kv_head=2, qkv_bias=True, position="none,rope",
         gate="headwise",
     ),
-}
+}  # fmt: skip
 THREE = ["softmax", "mamba2", "gated_deltanet"]
 
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from data import writing
 from data.shards import Dataset, open_dataset
 from data.text import prepare as text
-from data.tokenizer import get_tokenizer
+from data.tokenizer import get_tokenizer, tokenizer_of
 from data.writing import write_examples, write_stream
 from ops import IGNORE
+from runs.files import sha256_of_file
 
 ABOUT = dict(name="text", generator="data/text/prepare.py", generator_version=1, parameters={}, seed=0)
 BYTES = dict(tokenizer=get_tokenizer("byte"), **ABOUT)
@@ -30,12 +31,21 @@ def contents_of(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.name != ".nanogate"}
 
 
-def stream(n, cuts=(), name="x", first=1000):
-    """A stream of the tokens 1000, 1001, ..., in shards cut anywhere."""
+def documents_of(folder):
+    """{split: its documents, as bytes} of a data set of text."""
+    dataset, found = open_dataset(folder), {}
+    for split, counts in dataset.meta["splits"].items():
+        parts = np.split(dataset._read(split, 0, counts["tokens"]), np.load(folder / f"{split}_documents.npy")[1:-1])
+        found[split] = [tokenizer_of(dataset).decode_bytes(part.tolist()) for part in parts]
+    return found
+
+
+def stream(n, cuts=(), name="x", first=1000, documents=None):
+    """A stream of the tokens 1000, 1001, ..., in shards cut anywhere. documents: where they begin, then n."""
     parts = [part for part in np.split(np.arange(first, first + n, dtype=np.uint16), sorted(cuts)) if len(part)]
     facts = {"tokens": n, "shards": [{"sha256": ""}] * len(parts)}
     meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
-    return Dataset(Path(name), meta, {"train": parts})
+    return Dataset(Path(name), meta, {"train": parts}, documents and {"train": np.array(documents)})
 
 
 def rows_of(dataset, split, seed, steps, **sizes):
@@ -100,10 +110,10 @@ def two_slices(tmp_path):
     return open_dataset(tmp_path / "rows")
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 5])
-def test_an_epoch_of_examples_is_every_row_once_and_short_rows_are_padded(two_slices, epoch):
-    rows = rows_of(two_slices, "train", 3, range(epoch * 2, epoch * 2 + 2), batch_size=7, block_size=8)
-    assert sorted(inputs[0] - 100 for inputs, _ in rows) == [*range(5), *range(10, 16), *range(20, 23)]
+def test_an_epoch_of_examples_is_every_row_once_and_short_rows_are_padded(two_slices):
+    rows = rows_of(two_slices, "train", 3, range(12), batch_size=7, block_size=8)
+    for epoch in np.split(np.array([inputs[0] - 100 for inputs, _ in rows]), 6):
+        assert sorted(epoch) == [*range(5), *range(10, 16), *range(20, 23)]
     for inputs, targets in rows:
         length = 8 if 110 <= inputs[0] < 120 else 4
         assert inputs == (inputs[0],) * length + (0,) * (8 - length)
@@ -214,6 +224,13 @@ def meta(old, new):
     return edit("meta.json", lambda data: data.replace(old.encode(), new.encode(), 1))
 
 
+def let_offsets_fall(folder):
+    file, about = folder / "train_documents.npy", folder / "meta.json"
+    before = sha256_of_file(file)
+    np.save(file, np.array([0, 7, 6, 106]))
+    about.write_text(about.read_text().replace(before, sha256_of_file(file)))
+
+
 DAMAGES = {
     "no meta.json": (lambda folder: (folder / "meta.json").unlink(), "meta.json: no such file; run python data/"),
     "wrong type": (meta('"tokens": 40', '"tokens": "40"'), "train.shards.0..tokens='40': must be a whole number"),
@@ -225,6 +242,7 @@ DAMAGES = {
     "truncated": (edit("train_0001.npy", lambda data: data[:150]), "train_0001.npy: cannot be read as a .npy file of"),
     "longer": (edit("train_0001.npy", lambda data: data + b"0"), "train_0001.npy: .*sha256 differs"),
     "flipped bit": (edit("train_0002.npy", lambda data: data[:-1] + bytes([data[-1] ^ 1])), "_0002.*sha256 differs"),
+    "falling offsets": (let_offsets_fall, "train_documents.npy: must rise from 0 to 106"),
     "pickle": (lambda folder: np.save(folder / "train_0000.npy", np.array([{}] * 40)), "0000.npy: cannot be read as"),
 }
 
@@ -251,9 +269,7 @@ def test_a_prepare_that_fails_leaves_the_old_data_set_as_it_was(folder):
 
 
 @pytest.mark.parametrize("moved", [0, 4])
-def test_a_kill_while_the_new_files_take_their_places_leaves_a_data_set_that_is_refused(
-    folder, tmp_path, monkeypatch, moved
-):
+def test_a_kill_while_files_take_their_places_leaves_a_data_set_that_is_refused(folder, tmp_path, monkeypatch, moved):
     file, rename, done = tmp_path / "a.txt", os.replace, []
     file.write_text("a\nb\n")
 
@@ -264,10 +280,9 @@ def test_a_kill_while_the_new_files_take_their_places_leaves_a_data_set_that_is_
             done.append(target)
         rename(source, target)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            text.main([str(file), f"--out_dir={folder}"])
+        text.main([str(file), f"--out_dir={folder}"])
     assert "run python data/" in error_of(open_dataset, folder)  # meta.json goes first and comes last
     for out in (folder, tmp_path / "once"):
         text.main([str(file), f"--out_dir={out}"])

@@ -34,15 +34,13 @@ def test_threads_are_the_keys_or_the_environments_or_the_cores_shared_by_the_pro
 
 
 def test_every_script_takes_tf32_with_its_gpu(monkeypatch):
+    precisions = []
     monkeypatch.setattr(hardware, "pick_device", lambda name: "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    before = torch.get_float32_matmul_precision()
-    try:
-        hardware.Processes("auto", 1)
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
+    hardware.Processes("auto", 1)
+    assert precisions == ["high"]
     scripts = [outdir.ROOT / f"{name}.py" for name in ("train", "evaluate", "meters", "sample", "harness")]
     assert all("Processes(" in script.read_text() for script in scripts)
 

@@ -6,17 +6,14 @@ The edits are the classes of edits.py, and those that the README shows.
 import inspect
 import itertools
 import math
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import edits
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import LINES, ROOT
+from conftest import LINES, ROOT, Helpers
 from small_models import off_its_start
 from test_model import C, D, H, T, in_pieces, make_config, make_mixer, random_x
 
@@ -197,12 +194,9 @@ def copy(tmp_path_factory):
 
 
 def run_in(folder, *words):
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    ended = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    ended = Helpers.script(*words, cwd=folder)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr).decode()
+    return ended.stdout.decode()
 
 
 IN_TURN = """
@@ -236,9 +230,6 @@ def test_an_edited_mixer_keeps_the_contract_of_all_mixers(copy, gates):
     words = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", "not slow", "tests/test_contract.py", "-k"]
     printed = run_in(copy, *words, f"{chosen} and {gates}" if gates else chosen)
     assert "no mixer here has weights" in printed
-
-
-# -- The README's optimizer --------------------------------------------------------------------------------------------
 
 
 def test_a_run_with_the_readme_s_optimizer_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):

@@ -1,7 +1,4 @@
-"""Every token once, whatever the window: perplexities that can be compared.
-
-python -m pytest tests/test_evaluate.py
-"""
+"""Every token once, whatever the window: perplexities that can be compared."""
 
 import json
 import math
@@ -10,15 +7,13 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import off_its_start
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import evaluate
 import meters
-from configurator import UserError
 from data.shards import open_dataset
-from data.tokenizer import get_tokenizer
-from data.writing import write_stream
-from model import GPT, GPTConfig
+from model import GPTConfig
 from ops import IGNORE
 from ops.layers import rope_frequencies
 from runs import checkpoint as checkpoints
@@ -26,25 +21,14 @@ from runs import checkpoint as checkpoints
 TEXT = "a few words,\nand a few more of them; é is two bytes\n" * 7
 
 
-def write(folder, train=TEXT, val=TEXT, **keys):
-    about = dict(name="made", generator="test", generator_version=1, parameters={}, seed=0) | keys
-    write_stream(folder, {"train": [train], "val": [val]}, tokenizer=get_tokenizer("byte"), **about)
-    return open_dataset(folder)
-
-
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("text"))
+def text(tmp_path_factory, helpers):
+    return open_dataset(helpers.write_text(tmp_path_factory.mktemp("text"), [TEXT], [TEXT]))
 
 
 def make_model(**keys):
-    torch.manual_seed(0)
     keys = dict(n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=256) | keys
-    model = GPT(GPTConfig(**keys)).double().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p) * 0.2)
-    return model
+    return off_its_start(GPTConfig(**keys), noise=0.2)
 
 
 def nats(sums):
@@ -62,24 +46,9 @@ def test_the_perplexity_of_a_three_token_model_is_the_hand_computed_one():
     assert math.exp(nats(sums) / 5) == pytest.approx(2 ** (7 / 5))
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 1000])
-@pytest.mark.parametrize("stride", [1, 3, None])
-def test_scored_tokens_are_all_but_the_first(text, block_size, stride):
-    if (stride or 0) > block_size:
-        with pytest.raises(UserError, match="would leave tokens between them out"):
-            list(text.eval_batches("val", 5, block_size, stride=stride))
-        return
-    seen = []
-    for inputs, targets, _ in text.eval_batches("val", 5, block_size, stride=stride):
-        assert inputs.shape == targets.shape
-        seen += targets[targets != IGNORE].tolist()
-    assert bytes(seen) == TEXT.encode()[1:]
-
-
-@pytest.mark.parametrize(("block_size", "stride"), [(32, 32), (32, 5), (20, 8)])
+@pytest.mark.parametrize(("block_size", "stride"), [(32, 32), (32, 5), (20, 8), (7, 3)])
 def test_windows_score_what_the_usual_recipe_scores(text, block_size, stride):
     """The sliding windows of HF's "perplexity of fixed-length models", on an HF model with random weights."""
-    torch.manual_seed(0)
     oracle = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2)).eval()
     ids = torch.tensor([list(TEXT.encode())])
     total, previous_end = 0.0, 1
@@ -95,15 +64,6 @@ def test_windows_score_what_the_usual_recipe_scores(text, block_size, stride):
     batches = text.eval_batches("val", 3, block_size, stride=stride)
     sums = evaluate.score(lambda inputs: oracle(inputs).logits, batches, block_size=block_size)
     assert nats(sums) == pytest.approx(total, rel=1e-5)
-
-
-def test_the_numbers_of_a_text_follow_from_its_nats_and_bytes(text):
-    result = evaluate.evaluate(make_model(attention="gla"), text, "val", batch_size=4, block_size=32)
-    n_bytes = len(TEXT.encode())
-    total = result["loss"] * (n_bytes - 1)
-    assert (result["bytes"], result["labels"]) == (n_bytes, n_bytes - 1) and "word_perplexity" not in result
-    assert result["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes)
-    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
 
 
 def test_a_string_is_repeated_where_it_has_stood_earlier_in_its_window():
@@ -170,24 +130,13 @@ def checkpoint(text, tmp_path):
     return save
 
 
-@pytest.fixture
-def printed(capsys):
-    """printed(word, ...) -> the object that evaluate.py prints."""
-
-    def run(*words):
-        evaluate.main([*map(str, words), "--device=cpu", "--threads=1", "--json"])
-        return json.loads(capsys.readouterr().out)
-
-    return run
-
-
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_processes_share_the_windows_and_print_one_object(parallel, checkpoint, helpers, printed):
+def test_processes_share_the_windows_and_print_one_object(parallel, checkpoint, helpers, evaluated):
     """Of 370 tokens there is one window: the rank that has it finds that it is past cosformer's reach."""
-    words = [f"--checkpoint={checkpoint(attention='cosformer')}", "--batch_size=3", "--lengths=370,32"]
-    alone = printed(*words)
+    keys = dict(checkpoint=checkpoint(attention="cosformer"), batch_size=3, lengths="370,32")
+    alone = evaluated(**keys)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "evaluate.py", "--device=cpu"]
-    together = helpers.script(*launch, *words, "--json", f"--parallel={parallel}")
+    together = helpers.script(*launch, *helpers.words(**keys), "--json", f"--parallel={parallel}")
     assert together.returncode == 0, together.stderr.decode()
     (refused, one), (refused_by_all, two) = alone["lengths"], json.loads(together.stdout)["lengths"]
     assert refused == refused_by_all and "past block_size=32" in refused["limit"]
@@ -196,17 +145,17 @@ def test_processes_share_the_windows_and_print_one_object(parallel, checkpoint, 
     assert two == pytest.approx(one)
 
 
-def test_raw_text_is_divided_by_the_published_words(checkpoint, tmp_path, printed):
+def test_raw_text_is_divided_by_the_published_words(checkpoint, tmp_path, evaluated, helpers):
     parameters = {"version": "raw", "text": {"val": {"whole": True, "published_words": 1000}}}
-    dataset = write(tmp_path / "raw", name="wikitext103-raw", parameters=parameters)
-    result = printed(f"--checkpoint={checkpoint(dataset)}")
+    folder = helpers.write_text(tmp_path / "raw", [TEXT], [TEXT], name="wikitext103-raw", parameters=parameters)
+    result = evaluated(checkpoint(open_dataset(folder)))
     assert result["version"] == "raw" and result["words"] == 1000
     assert result["word_perplexity"] == pytest.approx(math.exp(result["loss"] * result["labels"] / 1000))
 
 
-def test_lengths_past_a_mixers_reach_are_named_and_the_others_scored(checkpoint, tmp_path, printed):
-    folder, out = checkpoint(attention="cosformer"), tmp_path / "lengths.json"
-    result = printed(f"--checkpoint={folder}", "--lengths=16,32,64", f"--out={out}")
+def test_lengths_past_a_mixers_reach_are_named_and_the_others_scored(checkpoint, tmp_path, evaluated):
+    out = tmp_path / "lengths.json"
+    result = evaluated(checkpoint(attention="cosformer"), lengths="16,32,64", out=out)
     assert result == json.loads(out.read_text())
     assert [row["block_size"] for row in result["lengths"]] == [16, 32, 64]
     assert "past block_size=32" in result["lengths"][2]["limit"]

@@ -277,7 +277,7 @@ WRONG = [
     (dict(learning_rates=[0.1]), "learning_rates, selection_seeds: give both, or none"),
     (dict(learning_rates=[0.1], selection_seeds=[1]), "selection_seeds=[1]: the comparison uses some of them"),
     (dict(rate_of={"none": "none"}, **CHOOSING), "rate_of: none='none': must be one of elementwise"),
-    (dict(selection_iters=[2, 7], **CHOOSING), "selection_iters=[2, 7]: none may be over max_iters=6"),
+    (dict(selection_iters=7, **CHOOSING), "selection_iters=7: must be at most max_iters=6"),
     (dict(claims={"helps": {"contrast": {"gatd": 1}, "above": 0}}), "claims: helps='gatd'"),
     (dict(claims={"helps": GAIN | {"other_than": 0}}), "claims: helps: other_than has two sides"),
     (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in=3: is more than the seeds of its arms"),

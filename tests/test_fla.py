@@ -181,26 +181,6 @@ def test_a_norm_and_its_gate_are_one_kernel_each_way_and_a_sum(interpreter, acti
     assert launched == [3, of_plain]
 
 
-IS_FUSED = [
-    (True, dict(attention="gla", gate="native")), (True, dict(attention="kda", gate="native+elementwise")),
-    (True, dict(attention="softmax", readout_norm="rms")), (False, dict(attention="softmax")),
-    (False, dict(attention="gla", gate="none")), (False, dict(attention="gla", gate="headwise")),
-    (False, dict(gate_activation="sigmoid2")), (False, dict(gate_input="static")), (False, dict(norm_first=False)),
-    (False, dict(readout_activation="square")), (False, dict(kernels="torch")), (False, dict(attention="mamba2")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("is_fused", "keys"), IS_FUSED)
-def test_the_kernel_is_for_an_elementwise_gate_right_behind_the_norm_of_a_head(monkeypatch, is_fused, keys):
-    calls, plain = [], dict(has_fla=lambda: True, fla=recurrence.chunked)
-    for name, function in (plain | dict(norm_and_gate=lambda y, *_: calls.append(1) or y)).items():
-        monkeypatch.setattr(kernels, name, function)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    keys = dict(n_layer=1, n_head=2, n_embd=8, vocab_size=5, attention="gla", gate="elementwise") | keys
-    GPT(GPTConfig(**keys))(torch.zeros(1, 3, dtype=torch.long))
-    assert len(calls) == is_fused
-
-
 # -- whole models ------------------------------------------------------------------------------------------------------
 
 
@@ -291,24 +271,28 @@ def test_fla_is_used_from_its_lowest_version_on_where_there_is_a_gpu(monkeypatch
         GPTConfig(attention="softmax,gla")
 
 
-@pytest.mark.parametrize(
-    ("form", "keys", "dtype"),
-    [
-        ("fla", dict(attention="gla", kernels="fla"), torch.float32),
-        ("chunked", dict(attention="gla", kernels="torch"), torch.float32),
-        ("chunked", dict(attention="gla"), torch.float64),
-        ("fla", dict(attention="gated_deltanet", head_dim=256), torch.float32),
-        ("chunked", dict(attention="gated_deltanet", head_dim=257), torch.float32),
-        ("chunked", dict(attention="gated_deltanet2"), torch.float32),
-        ("fla", dict(attention="mamba3"), torch.float32),
-    ],
-)
-def test_a_model_on_a_gpu_uses_fla_where_it_computes_the_mixer(monkeypatch, form, keys, dtype):
+ON_A_GPU = [  # what a model calls beside torch's functions: a norm and the gate behind it are a kernel of their own
+    ("fla norm_and_gate", dict(attention="gla", kernels="fla")), ("fla norm_and_gate", dict(gate="native")),
+    ("fla norm_and_gate", dict(attention="kda", gate="native+elementwise")), ("chunked", dict(dtype=torch.float64)),
+    ("norm_and_gate", dict(attention="softmax", readout_norm="rms")), ("", dict(attention="softmax")),
+    ("fla", dict(gate="none")), ("fla", dict(gate="headwise")), ("fla", dict(gate_activation="sigmoid2")),
+    ("fla", dict(gate_input="static")), ("fla", dict(norm_first=False)), ("fla", dict(readout_activation="square")),
+    ("chunked", dict(kernels="torch")), ("fla", dict(attention="mamba2")), ("fla", dict(attention="mamba3")),
+    ("fla norm_and_gate", dict(attention="gated_deltanet", head_dim=256)),
+    ("chunked norm_and_gate", dict(attention="gated_deltanet", head_dim=257)),
+    ("chunked norm_and_gate", dict(attention="gated_deltanet2")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("used", "keys"), ON_A_GPU)
+def test_a_model_on_a_gpu_uses_fla_where_it_computes_the_mixer_or_its_norm_and_gate(monkeypatch, used, keys):
+    calls, chunked = set(), recurrence.chunked
     monkeypatch.setattr(kernels, "has_fla", lambda: True)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    used, chunked = set(), recurrence.chunked
+    monkeypatch.setattr(kernels, "norm_and_gate", lambda y, *_: calls.add("norm_and_gate") or y)
     for module, name in ((kernels, "fla"), (recurrence, "chunked")):
-        monkeypatch.setattr(module, name, lambda *args, name=name, **keys: used.add(name) or chunked(*args, **keys))
-    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=5, position="none", **keys)).to(dtype)
-    model(torch.zeros(1, 3, dtype=torch.long))
-    assert used == {form}
+        monkeypatch.setattr(module, name, lambda *args, name=name, **keys: calls.add(name) or chunked(*args, **keys))
+    keys = dict(n_layer=1, n_head=1, n_embd=8, vocab_size=5, attention="gla", gate="elementwise") | keys
+    dtype = keys.pop("dtype", torch.float32)
+    GPT(GPTConfig(**keys)).to(dtype)(torch.zeros(1, 3, dtype=torch.long))
+    assert calls == set(used.split())

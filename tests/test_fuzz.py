@@ -39,8 +39,6 @@ import sample
 import train
 from configurator import UserError
 from data.shards import open_dataset
-from data.tokenizer import get_tokenizer
-from data.writing import write_stream
 from evaluate import score, summarize
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
@@ -187,13 +185,11 @@ def test_any_setting_of_mqar_makes_a_data_set_or_one_line(tmp_path, keys):
 
 
 @pytest.fixture(scope="module")
-def stream(tmp_path_factory):
+def stream(tmp_path_factory, helpers):
     """(the folder of a text in several shards, {name of a file: its content})"""
     folder = tmp_path_factory.mktemp("stream")
-    parameters = {"text": {"val": {"published_words": 7}}, "version": "raw"}
-    about = dict(generator="tests", generator_version=1, seed=0, name="text", parameters=parameters)
-    splits = {"train": ["The quick brown fox. " * 9] * 3, "val": ["jumps over. " * 9]}
-    write_stream(folder, splits, tokenizer=get_tokenizer("byte"), shard_tokens=200, **about)
+    about = {"parameters": {"text": {"val": {"published_words": 7}}, "version": "raw"}, "shard_tokens": 200}
+    helpers.write_text(folder, ["The quick brown fox. " * 9] * 3, ["jumps over. " * 9], **about)
     return folder, {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -373,5 +369,4 @@ def test_any_prompt_and_option_of_sample_is_text_or_one_line(trained, start, opt
         os.mkfifo(out / "pipe")
     start = start.replace("ckpt.pt", f"{out}/ckpt.pt").replace("pipe", f"{out}/pipe")
     argv = [f"--checkpoint={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=3", f"--start={start}"]
-    if start != "-":
-        one_line(sample.main, argv + [f"--{option}" for option in options])
+    one_line(sample.main, argv + [f"--{option}" for option in options])

@@ -1,5 +1,6 @@
 """lm-evaluation-harness: log-likelihoods are those of whole forwards, and the library runs a local task."""
 
+import functools
 import importlib.util
 import json
 import math
@@ -52,15 +53,8 @@ import harness  # noqa: E402
 @pytest.fixture(scope="module")
 def trained(text, helpers, tmp_path_factory):
     """trained(mixer) -> the folder of a run on bytes, made once."""
-    folders = {}
-
-    def call(mixer):
-        if mixer not in folders:
-            keys = dict(attention=mixer, gate="elementwise", state_size=8, meters="false", max_iters=2, block_size=32)
-            folders[mixer] = helpers.train(text, tmp_path_factory.mktemp("run") / "out", **keys)
-        return folders[mixer]
-
-    return call
+    keys = dict(gate="elementwise", state_size=8, meters="false", max_iters=2, block_size=32)
+    return functools.cache(lambda mixer: helpers.train(text, tmp_path_factory.mktemp("run"), attention=mixer, **keys))
 
 
 def requests(*arguments):

@@ -26,7 +26,6 @@ from small_models import logits_of_pieces
 
 import evaluate
 import export
-import train
 from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
@@ -56,9 +55,9 @@ LLAMA3 = {  # pairs that turn often, a few times and less than once in 32 positi
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0, "original_max_position_embeddings": 16}
-DEEP = {"num_hidden_layers": 4}
+DEEP = SIZES | {"num_hidden_layers": 4}
+WINDOWS = DEEP | dict(use_sliding_window=True, sliding_window=5)
 GPT2 = dict(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation="eager")
-
 
 FAMILIES = {
     "Llama": hf.LlamaConfig(**SIZES, rope_parameters=ROPE),
@@ -75,16 +74,10 @@ FAMILIES = {
     "Mistral": hf.MistralConfig(**SIZES, sliding_window=5),
     "Mistral without a window": hf.MistralConfig(**SIZES, sliding_window=None),
     "Qwen2": hf.Qwen2Config(**SIZES),
-    "Qwen2 with windows": hf.Qwen2Config(
-        **SIZES | DEEP, use_sliding_window=True, sliding_window=5, max_window_layers=2
-    ),
-    "Qwen3 with windows": hf.Qwen3Config(
-        **SIZES | DEEP, use_sliding_window=True, sliding_window=5, max_window_layers=1
-    ),
-    "SmolLM3": hf.SmolLM3Config(**SIZES | DEEP, pad_token_id=0),
-    "SmolLM3 with windows": hf.SmolLM3Config(
-        **SIZES | DEEP, pad_token_id=0, no_rope_layers=[0, 1, 1, 0], use_sliding_window=True, sliding_window=5
-    ),
+    "Qwen2 with windows": hf.Qwen2Config(**WINDOWS, max_window_layers=2),
+    "Qwen3 with windows": hf.Qwen3Config(**WINDOWS, max_window_layers=1),
+    "SmolLM3": hf.SmolLM3Config(**DEEP, pad_token_id=0),
+    "SmolLM3 with windows": hf.SmolLM3Config(**WINDOWS, pad_token_id=0, no_rope_layers=[0, 1, 1, 0]),
     "OLMo-2": hf.Olmo2Config(**SIZES),
     "Phi-3": hf.Phi3Config(**SIZES, pad_token_id=0, sliding_window=5, rope_parameters=PARTIAL),
     "Qwen3-Next": hf.Qwen3NextConfig(**SIZES | DELTA, **DENSE, rope_parameters=PARTIAL),
@@ -96,20 +89,17 @@ FAMILIES = {
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32),
     ),
 }
-
-
 GATED = ["baseline", "headwise", "elementwise"]  # published.py's
 
 
-def save(name, folder, fields=(), **how):
+def save(name, folder, fields=(), dtype=torch.float32, **how):
     """The folder of a model of theirs with random weights. Returns the model."""
     if name in GATED:
         return published.save_gated_qwen3(name, folder, **how, **SIZES, rope_parameters=ROPE)
     config = copy.deepcopy(FAMILIES[name])
     config.update(dict(fields))
     theirs = hf.AutoModelForImageTextToText if "images" in name else hf.AutoModelForCausalLM
-    model = theirs.from_config(config)
-    return published.save(model, folder, **how)
+    return published.save(theirs.from_config(config).to(dtype), folder, **how)
 
 
 def imported(helpers, folder, out, **keys):
@@ -240,11 +230,7 @@ def compare_changes(about, changes=()):
     values |= dict(tie_word_embeddings=about["tie_word_embeddings"], mlp_bias=False)
     changes = [*changes, *({field: changed_value(x)} for field, x in values.items() if type(x) in (int, float, bool))]
     if "rope_parameters" in about:
-        changes += [
-            {"partial_rotary_factor": 0.1875},
-            {"rope_theta": 750.0},
-            {"rope_scaling": {"rope_type": "default"}},
-        ]
+        changes += [{PART: 0.1875}, {"rope_theta": 750.0}, {"rope_scaling": {"rope_type": "default"}}]
         changes += [{"rope_parameters": {"full_attention": ROPE}}]
         changes += [{"rope_parameters": ropes | {field: value}} for field, value in (("rope_theta", 9.0), (PART, 0.5))]
     lists = {field: value for field, value in about.items() if field in ("layer_types", "no_rope_layers") and value}
@@ -273,33 +259,24 @@ def save_ours(file, keys):
     return model
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not re.search("Qwen3[.-]|Mamba", name)])
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*(name for name in FAMILIES if not re.search("Qwen3[.-]", name)), *GATED])
 def test_a_folder_of_transformers_comes_back_bit_for_bit(name, helpers, tmp_path):
+    fields = dict(chunk_size=256) if "Mamba" in name else {}  # transformers' own: another one rounds otherwise
     dtype = torch.bfloat16 if name in ("Qwen3", "GPT-2") else torch.float32
-    theirs = published.save(
-        hf.AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name])).to(dtype), tmp_path / "theirs"
-    )
-    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    theirs = save(name, tmp_path / "theirs", fields, dtype)
+    ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     words = dict(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family=theirs.config.model_type)
     export.main(helpers.words(**words))
     first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
     assert helpers.equal(first, second) and {tensor.dtype for tensor in second.values()} == {dtype}
-    how = dict(dtype=dtype, output_loading_info=True, attn_implementation="eager")
-    theirs, _ = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", **how)
-    back, report = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "back", **how)
-    assert type(back) is type(theirs) and not any(report.values())
-    with torch.no_grad():
+    assert imported(helpers, tmp_path / "back", tmp_path / "again").config == ours.config
+    if name not in GATED:  # which no class of transformers has
+        how = dict(dtype=dtype, output_loading_info=True, attn_implementation="eager")
+        folders = tmp_path / "theirs", tmp_path / "back"
+        (theirs, _), (back, report) = (hf.AutoModelForCausalLM.from_pretrained(folder, **how) for folder in folders)
+        assert type(back) is type(theirs) and not any(report.values())
         assert torch.equal(back(IDX).logits, theirs(IDX).logits)
-
-
-@pytest.mark.parametrize("kind", GATED)
-def test_a_gated_model_as_published_comes_back_bit_for_bit(kind, helpers, tmp_path):
-    published.save_gated_qwen3(kind, tmp_path / "theirs", **SIZES, rope_parameters=ROPE)
-    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
-    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family="qwen3"))
-    ours = imported(helpers, tmp_path / "back", tmp_path / "again")
-    first, second = (safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
-    assert helpers.equal(first, second) and ours.config.gate == ("none" if kind == "baseline" else kind)
 
 
 OURS = dict(
@@ -424,6 +401,7 @@ def leave_a_pickle(folder):
     (folder / "pytorch_model.bin").write_bytes(b"x")
 
 
+MIXED = dict(model_type="mistral", sliding_window=9, layer_types=["full_attention"] * 2)
 NORM, Q_PROJ, ONE_ROPE = "model.norm.weight", "model.layers.0.self_attn.q_proj", "RoPE here, the same in all"
 REFUSED = {
     "a model that is not read": (change(model_type="gemma2"), "model_type='gemma2': must be one of "),
@@ -432,22 +410,14 @@ REFUSED = {
     "Llama 3's RoPE of other numbers": (change(rope_parameters=LLAMA3 | {"high_freq_factor": 8.0}), "rope.high_freq_"),
     "a factor that is missing": (change(rope_parameters={"rope_type": "linear"}), "rope has no factor"),
     "a window in no layer": (change(layer_types=["sliding_attention"] * 2), "must be full_attention for each of 2"),
-    "too few layers without RoPE": (
-        change(model_type="smollm3", no_rope_layers=[1]),
-        "must have a number for each of 2",
-    ),
-    "Mistral of mixed layers": (
-        change(model_type="mistral", sliding_window=9, layer_types=["full_attention"] * 2),
-        "must be sliding_attention",
-    ),
-    "partial RoPE, which Qwen3 does not have": (change(rope_parameters=PARTIAL), "partial_rotary_factor=0.25: qwen3"),
-    "biases": (change(attention_bias=True), "attention_bias=True: must be one of False"),
+    "too few layers without RoPE": (change(model_type="smollm3", no_rope_layers=[1]), "have a number for each of 2"),
+    "Mistral of mixed layers": (change(**MIXED), "must be sliding_attention"),
     "quantised weights": (change(quantization_config={"bits": 4}), "quantization_config={'bits': 4}: must be"),
     "a tensor that is missing": (change_tensor(NORM, None), f"lacks {NORM}"),
     "a tensor that nobody reads": (change_tensor(f"{Q_PROJ}.bias", torch.ones(64)), f"holds {Q_PROJ}.bias, which the"),
     "a tensor of another shape": (change_tensor(NORM, torch.ones(31)), f"{NORM}: (31,)"),
     "a tied output layer of its own": (change(tie_word_embeddings=True), "lm_head.weight is not model.embed_tokens."),
-    "whole numbers": (change_tensor(NORM, torch.ones(32, dtype=torch.int8)), "is torch.int8, and no number"),
+    "whole numbers": (change_tensor(NORM, torch.ones(32, dtype=torch.int8)), "is torch.int8, which is not read"),
     "a pickle": (leave_a_pickle, "has no model.safetensors; a pickle is not read"),
     "GPT-2 with relu": (change(activation_function="relu"), "activation_function='relu': must be one of gelu"),
 }
@@ -523,21 +493,3 @@ def test_data_of_an_imported_tokenizer_have_the_loss_of_transformers(tokenizer_f
     logits, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     assert abs(result["loss"] - F.cross_entropy(logits, targets, ignore_index=-100).item()) < 1e-4
     assert targets.max() < 70_002 and result["tokenizer"].startswith("tokenizer.json ")
-
-
-def test_a_gate_added_to_a_gpt2_starts_at_the_same_function(helpers, tmp_path):
-    theirs = save("GPT-2", tmp_path / "theirs")
-    published.save_tokenizer(tmp_path / "theirs" / "tokenizer.json", 300)
-    ours, data = imported(helpers, tmp_path / "theirs", tmp_path / "ours"), tmp_path / "data"
-    idx = IDX[:1, :20]
-    assert torch.equal(ours.generate(idx, 9, temperature=0), theirs.generate(idx, max_new_tokens=9, do_sample=False))
-    (tmp_path / "book.txt").write_text("".join(LINES * 20))
-    text_prepare.main([str(tmp_path / "book.txt"), *helpers.words(tokenizer=tmp_path / "ours", out_dir=data)])
-    keys = dict(init_from=tmp_path / "ours", dataset=data, max_iters=2, batch_size=2, device="cpu", threads=1)
-    losses = []
-    for name, gate in (("plain", {}), ("gated", dict(gate="elementwise", gate_activation="sigmoid2"))):
-        train.main(helpers.words(out_dir=tmp_path / name, **keys, **gate))
-        losses.append(helpers.metrics(tmp_path / name, "eval")[0]["val_loss"])
-    assert losses[0] == losses[1]
-    gated, _ = checkpoints.load_model(tmp_path / "gated")
-    assert gated.blocks[1].mixer.gates["readout"].proj.weight.any() and gated.config.bias

@@ -2,33 +2,22 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from small_models import off_its_start
+from test_recurrence import B, H, every_rule, every_shape
+from test_recurrence import make_inputs as recurrence_inputs
 
-from configurator import UserError
 from mixer import Levels
 from model import MIXERS, GPTConfig
 from ops.levels import chunked, factors, recurrent
-from ops.recurrence import chunked as plain
 from ops.recurrence import quadratic
 
-B, H, DK, DV = 2, 3, 8, 5
-KINDS = {"none": None, "per head": (H,), "per channel": (H, DK)}
 SMALL = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=9)
 RECURRENT = [name for name in MIXERS if MIXERS[name].has_levels]
-every_kind = pytest.mark.parametrize("kind", KINDS)
-with_and_without_the_delta_rule = pytest.mark.parametrize(
-    "delta", [False, True, "erase"], ids=["plain", "delta rule", "another key erases"]
-)
 
 
 def make_inputs(T, kind, delta, n_levels):
-    torch.manual_seed(0)
-    q, k, v = torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DK).double(), torch.randn(B, T, H, DV).double()
-    inputs = {"q": q, "k": F.normalize(k, dim=-1), "v": v, "levels": torch.rand(B, T, H, n_levels).double()}
-    inputs["log_decay"] = None if KINDS[kind] is None else -torch.rand(B, T, *KINDS[kind]).double()
-    inputs["beta"] = torch.rand(B, T, H).double() if delta else None
-    return inputs | {"erase": F.normalize(torch.randn(B, T, H, DK).double(), dim=-1) if delta == "erase" else None}
+    inputs = recurrence_inputs(T, kind, "-5 to 0 a step", delta) | {"levels": torch.rand(B, T, H, n_levels).double()}
+    return {name: x for name, x in inputs.items() if name != "initial_state"}
 
 
 def blocks_of(t):
@@ -64,20 +53,20 @@ def assert_close(a, b, limit=1e-10):
 
 
 @pytest.mark.parametrize(("T", "n_levels"), [(1, 2), (37, 7), (64, 7), (100, 4)])  # the last: past the last level
-@every_kind
-@with_and_without_the_delta_rule
+@every_shape
+@every_rule
 def test_every_form_is_the_definition_with_every_gradient(T, n_levels, kind, delta):
     inputs = make_inputs(T, kind, delta, n_levels)
     expected = gradients(definition, inputs)
-    assert_close([factors(inputs["levels"])], [definition(**inputs)[1]])
+    assert_close([factors(inputs["levels"].transpose(1, 2))], [definition(**inputs)[1]])
     assert_close(gradients(recurrent, inputs), expected)
     for chunk_size in (8, 32):
         assert_close(gradients(chunked, inputs, chunk_size=chunk_size), expected)
     assert_close(chunked(**inputs), recurrent(**inputs))
 
 
-@every_kind
-@with_and_without_the_delta_rule
+@every_shape
+@every_rule
 @pytest.mark.parametrize("n_levels", [8, 4])
 def test_a_text_in_pieces_gives_the_same_readout_and_states(kind, delta, n_levels):
     inputs = make_inputs(100, kind, delta, n_levels)
@@ -88,15 +77,6 @@ def test_a_text_in_pieces_gives_the_same_readout_and_states(kind, delta, n_level
         o, S = form(**piece, initial_state=S, start=start)
         parts, start = [*parts, o], start + n
     assert_close((torch.cat(parts, 1), S), (expected, states))
-
-
-@every_kind
-@with_and_without_the_delta_rule
-def test_with_all_lambda_at_one_it_is_the_plain_recurrence(kind, delta):
-    inputs = make_inputs(100, kind, delta, 8)
-    ones = torch.ones_like(inputs.pop("levels"))
-    o, states = chunked(**inputs, levels=ones)
-    assert_close((o, states.sum(2)), plain(**inputs))
 
 
 def test_bfloat16_and_autocast_change_nothing():
@@ -126,19 +106,9 @@ def test_merged_levels_are_the_blocks_of_the_text_with_the_token():
     levels = Levels(GPTConfig(**SMALL, attention="cosformer", levels="merged"), 2)
     x = torch.randn(1, 16, 16)
     share = levels.proj(x).unflatten(-1, (2, 5)).softmax(-1)  # (1, T, H, L)
-    factor = factors(levels(x, 0))[0]
+    factor = factors(levels(x, 0).transpose(1, 2))[0]
     assert (levels(x[:, 5:], 5) - levels(x, 0)[:, 5:]).abs().max() < 1e-6
     for t in range(16):
         for s, level in blocks_of(t + 1).items():
             if s <= t:
                 assert torch.equal(factor[:, t, s], share[0, t, :, min(level, 4)])
-
-
-def test_a_run_with_levels_on_rows_of_several_lengths(mixed_mqar, helpers, tmp_path):
-    folder = helpers.train(mixed_mqar, tmp_path / "run", attention="mamba2", levels="log_linear", max_iters=2)
-    assert len(helpers.losses(folder)) == 2
-
-
-def test_levels_without_a_recurrent_state_are_refused():
-    with pytest.raises(UserError, match="no layer of softmax has a recurrent state"):
-        GPTConfig(attention="softmax", levels="log_linear")

@@ -29,7 +29,6 @@ def with_gradients(function, x, weight, targets, vocab_size=40, softcap=None):
 
 
 def make_inputs(tokens, rows=45, share_ignored=0.0):
-    torch.manual_seed(0)
     targets = torch.randint(40, (tokens,))
     targets[torch.rand(tokens) < share_ignored] = IGNORE
     return torch.randn(tokens, C).double(), torch.randn(rows, C).double(), targets
@@ -60,7 +59,6 @@ def test_a_label_that_is_no_id_is_an_error(label):
 @pytest.mark.parametrize("dtype, of_loss, of_gradients", [("float32", 1e-6, 1e-5), ("bfloat16", 1e-3, 0.01)])
 def test_a_large_vocabulary_stays_near_plain_float32(dtype, of_loss, of_gradients):
     """50,304 ids, where torch's own linear_cross_entropy in bfloat16 was seen to return 9.19 for 10.90."""
-    torch.manual_seed(0)
     x, weight, targets = torch.randn(200, 64), 0.02 * torch.randn(50_304, 64), torch.randint(50_304, (200,))
     expected = with_gradients(plain, x, weight, targets, 50_304)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):

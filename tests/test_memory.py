@@ -12,15 +12,11 @@ from runs import memory
 @pytest.mark.parametrize(
     "keys",
     [
-        dict(n_embd=1 << 20),
-        dict(vocab_size=1 << 40),
-        dict(attention="mamba2", position="none", state_size=1 << 40),
-        dict(batch_size=1 << 40),
-        dict(gradient_accumulation_steps=1 << 40),
-        dict(block_size=1 << 40),
+        dict(n_embd=1 << 20), dict(vocab_size=1 << 40), dict(batch_size=1 << 40), dict(block_size=1 << 40),
+        dict(gradient_accumulation_steps=1 << 40), dict(attention="mamba2", position="none", state_size=1 << 40),
         dict(mlp_ratio=1e38),  # more than can be counted
     ],
-)
+)  # fmt: skip
 def test_too_large_a_run_is_refused_before_anything_is_written(helpers, mqar, tmp_path, keys):
     error = helpers.error_of(helpers.train, mqar, tmp_path / "out", **keys)
     assert "would be needed, and" in error or "tensors that are too large" in error

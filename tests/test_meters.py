@@ -1,7 +1,4 @@
-"""The meters of a run and of a checkpoint: the log, the command; the figures and the report that are made of them.
-
-python -m pytest tests/test_meters.py
-"""
+"""The meters of a run and of a checkpoint: the log, the command; the figures and the report that are made of them."""
 
 import base64
 import html
@@ -17,8 +14,6 @@ import plot
 from model import MIXERS
 from runs import probe
 from study.page import Table, write_page
-
-# -- files -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +66,6 @@ def test_the_report_needs_no_other_file_and_holds_its_figures_and_its_table(tmp_
     texts = [html.unescape(text) for text in re.findall(r"<pre class=.*?>(.*?)</pre>", page, re.S)]
     assert base64.b64decode(image, validate=True) == figure.read_bytes() and texts[:2] == ["<none> & more", str(shown)]
     assert not re.search("<(script|link|iframe|none)", page) and page.count("src=") == 1
-
-
-# -- a mixer whose readout is not the recurrence -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention, without", [("longconv", [0, 1]), ("longconv,softmax", [0])])

@@ -71,18 +71,12 @@ def like(mixer, source):
 
 @every_mixer
 @pytest.mark.parametrize("granularity", gate.GRANULARITIES)
-def test_a_gate_of_zero_weights_halves_the_readout(name, granularity):
+def test_a_gate_of_zero_weights_halves_the_readout_and_a_branch_scale_is_a_factor_on_it(name, granularity):
     ungated, x = make_mixer(name), random_x()
     for activation, factor in (("sigmoid", 0.5), ("sigmoid2", 1.0), ("non_sparse", 0.75), ("silu", 0.0)):
-        gated = like(make_mixer(name, granularity, gate_activation=activation), ungated)
+        gated = like(make_mixer(name, granularity, gate_activation=activation, branch_scale=0.3), ungated)
         nn.init.zeros_(gated.gates["readout"].proj.weight)
-        torch.testing.assert_close(gated(x), factor * ungated(x), **CLOSE)
-
-
-@every_mixer
-def test_a_branch_scale_is_a_factor_on_the_branch(name):
-    whole, x = make_mixer(name), random_x()
-    torch.testing.assert_close(like(make_mixer(name, branch_scale=0.3), whole)(x), 0.3 * whole(x), **CLOSE)
+        torch.testing.assert_close(gated(x), 0.3 * factor * ungated(x), **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["softmax", "mamba2"])
@@ -151,19 +145,23 @@ def rms_norm(x, weight, eps=1e-5):
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-@pytest.mark.parametrize(("name", "n"), [("deltaproduct", 3), ("deltaproduct", 1), ("gated_deltanet", 1)])
-def test_deltaproduct_is_its_definition(name, n):
+@pytest.mark.parametrize(
+    ("name", "n", "beta_max"),
+    [("deltaproduct", 3, 2), ("deltaproduct", 1, 2), ("gated_deltanet", 1, 2), ("deltanet", 1, 2), ("deltanet", 1, 1)],
+)
+def test_the_delta_rule_is_its_definition(name, n, beta_max):
     """Siems et al. 2025: a token decays the state once, writes n values to it, and reads it at its end."""
-    keys = dict(delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=5, short_conv=0, beta_max=2)
+    keys = dict(delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=5, short_conv=0, beta_max=beta_max)
     mixer, x = make_mixer(name, n_householder=n, **keys), random_x()
-    q, k, v, beta, dt = (x @ mixer.in_proj.weight.T).split([12, n * 12, n * 30, n * 6, 6], dim=-1)
+    sizes = [12, n * 12, n * 30, n * 6, *[6] * (name != "deltanet")]  # deltanet has no decay
+    q, k, v, beta, *dt = (x @ mixer.in_proj.weight.T).split(sizes, dim=-1)
     q, k, v = (F.silu(y).view(2, T, -1, heads, D) for y, heads, D in ((q, 3, 4), (k, 3, 4), (v, 6, 5)))
     q, k = ((y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(2, dim=3) for y in (q, k))
-    decay = (-mixer.A_log.exp() * F.softplus(dt + mixer.dt_bias)).exp()[..., None, None]
-    beta = 2 * beta.sigmoid().view(2, T, n, 6, 1)
+    decay = (-mixer.A_log.exp() * F.softplus(dt[0] + mixer.dt_bias)).exp() if dt else torch.ones(2, T, 6)
+    beta = beta_max * beta.sigmoid().view(2, T, n, 6, 1)
     S, outputs = x.new_zeros(2, 6, 4, 5), []
     for t in range(T):
-        S = decay[:, t] * S
+        S = decay[:, t, :, None, None] * S
         for i in range(n):
             new = beta[:, t, i] * (v[:, t, i] - torch.einsum("bhk,bhkv->bhv", k[:, t, i], S))
             S = S + torch.einsum("bhk,bhv->bhkv", k[:, t, i], new)
@@ -391,6 +389,7 @@ REFUSED = [
     (dict(attention_weights="softpick", attention_softcap=2.0), "softcap=2.0: softpick was published without a cap"),
     (dict(attention_weights="softpick", sink="head"), "softpick needs none"),
     (dict(readout_norm="denominator"), "its weights are normed already"),
+    (dict(levels="log_linear"), "no layer of softmax has a recurrent state"),
 ]
 
 

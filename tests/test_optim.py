@@ -24,11 +24,14 @@ def test_singular_vectors_stay_and_singular_values_go_through_the_polynomial(sha
     assert ((S > 0.6) & (S < 1.3)).all() and not orthogonalised(0 * x).any()
 
 
-def stepped(kind, weights, grads, **keys):
-    """The weights after one step for each list of gradients."""
+def stepped(weights, grads, rows=None, is_torchs=False):
+    """The weights after one step for each list of gradients. rows: of the matrices in each; without it, it is one."""
     weights = [nn.Parameter(w.clone()) for w in weights]
-    optimizer = kind([{"params": weights}], *keys.pop("parts", lambda _: [])(weights), lr=0.02)
-    optimizer.param_groups[0]["weight_decay"] = 0.5
+    groups = [{"params": weights, "weight_decay": 0.5}]
+    if is_torchs:
+        optimizer = torch.optim.Muon(groups, 0.02, adjust_lr_fn="match_rms_adamw")
+    else:
+        optimizer = Muon(groups, {w: rows or [len(w)] for w in weights}, 0.02)
     for each in grads:
         for w, grad in zip(weights, each, strict=True):
             w.grad = grad
@@ -45,19 +48,18 @@ def random_steps(*shapes, dtype=torch.float64):
 
 def test_a_fused_matrix_steps_as_separate_ones_would_and_not_as_one():
     weights, grads = random_steps((6, 8), (3, 8), (12, 8), (1, 8))
-    apart = stepped(Muon, weights, grads, parts=lambda ws: [{w: [len(w)] for w in ws}])
+    apart = stepped(weights, grads)
     fused = [torch.cat(weights)], [[torch.cat(each)] for each in grads]
-    (together,) = stepped(Muon, *fused, parts=lambda ws: [{ws[0]: [6, 3, 12, 1]}])
+    (together,) = stepped(*fused, rows=[6, 3, 12, 1])
     torch.testing.assert_close(together, torch.cat(apart), rtol=1e-12, atol=1e-12)
-    (as_one,) = stepped(Muon, *fused, parts=lambda ws: [{ws[0]: [22]}])
+    (as_one,) = stepped(*fused)
     assert (as_one - together).abs().max() > 0.005
 
 
 def test_a_matrix_steps_as_torch_s_muon_would():
     weights, grads = random_steps((24, 16), (16, 40), dtype=torch.float32)
-    ours = stepped(Muon, weights, grads, parts=lambda ws: [{w: [len(w)] for w in ws}])
-    adjusted = lambda groups, lr: torch.optim.Muon(groups, lr, adjust_lr_fn="match_rms_adamw")  # noqa: E731
-    for start, mine, theirs in zip(weights, ours, stepped(adjusted, weights, grads), strict=True):
+    both = stepped(weights, grads), stepped(weights, grads, is_torchs=True)
+    for start, mine, theirs in zip(weights, *both, strict=True):
         assert (mine - theirs).norm() < 0.02 * (mine - start).norm()  # torch's iteration is in bfloat16
 
 

@@ -63,24 +63,6 @@ def test_a_mixer_is_the_published_layer(publish, name, gate, keys):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("beta_max", [1, 2])
-def test_deltanet_is_the_delta_rule_written_out(beta_max):
-    """Yang et al. 2024, token by token: the state's value under k moves towards v by the share beta."""
-    ours = make("deltanet", "none", beta_max=beta_max)
-
-    def deltanet(x):
-        qkv, beta = (x @ ours.in_proj.weight.T).split([3 * C, H], dim=-1)
-        padded = F.pad(qkv, (0, 0, 3, 0))
-        qkv = F.silu(sum(ours.conv.weight[i] * padded[:, i : i + T] for i in range(4)))
-        q, k, v = (y.view(B, T, H, D) for y in qkv.split(C, dim=-1))
-        q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
-        o, _ = definition(q * D**-0.5, k, v, beta=beta_max * beta.sigmoid())
-        return rms_norm(o, ours.norm.weight).flatten(2) @ ours.out_proj.weight.T
-
-    assert_same(ours, deltanet)
-
-
-@torch.no_grad()
 def test_native_gla_is_the_recurrence_written_out():
     """No public GLA layer runs on a CPU: the definition of Yang et al. 2023, token by token."""
     ours = make("gla", "native")

@@ -7,6 +7,7 @@ import urllib.request
 import numpy as np
 import pytest
 from conftest import Helpers
+from test_data import documents_of
 
 from data.mqar import prepare as mqar
 from data.pystdlib import prepare as pystdlib
@@ -24,49 +25,12 @@ def chi2(observed, expected):
     return ((observed - expected) ** 2 / expected).sum()
 
 
-SETTINGS = [
-    dict(seq_len=64, pairs=4),
-    dict(seq_len=64, pairs=4, vocab_size=16, queries=2, power=1.0),
-    dict(seq_len=64, pairs=4, vocab_size=16, filler="random"),
-    dict(seq_len=32, pairs=7, vocab_size=17, queries=3, power=2.0),  # every key is used; odd vocabulary
-    dict(seq_len=28, pairs=7, vocab_size=16, filler="random"),  # every slot is used, and one token is left for filler
-    dict(seq_len=4, pairs=1, vocab_size=4, filler="random"),  # the smallest there is
-]
-
-
-def check_row(tokens, labels, *, pairs, queries, vocab_size=8192, filler="zero"):
-    """The definition of a row, read off the row alone."""
-    keys, values = tokens[0 : 2 * pairs : 2].tolist(), tokens[1 : 2 * pairs : 2].tolist()
-    value_of = dict(zip(keys, values, strict=True))
-    assert len(set(keys)) == len(set(values)) == pairs
-    assert all(1 <= k < vocab_size // 2 <= v < vocab_size for k, v in value_of.items())
-    asked = np.flatnonzero(labels)
-    assert len(asked) == len(set(tokens[asked].tolist())) == queries
-    assert (asked >= 2 * pairs).all() and (asked % 2 == 0).all()
-    assert [value_of[k] for k in tokens[asked].tolist()] == labels[asked].tolist()
-    rest = np.delete(tokens, np.concatenate([np.arange(2 * pairs), asked])).tolist()
-    if filler == "zero":
-        assert not any(rest)
-    else:
-        assert all(0 < token < vocab_size for token in rest) and not set(rest) & {*keys, *values}
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_each_label_is_the_value_of_the_key_at_its_position(setting):
-    examples = mqar.generate(np.random.default_rng(0), 1500, **setting)
-    assert examples.shape == (1500, 2, setting["seq_len"]) and examples.dtype == np.uint16
-    facts = {name: setting[name] for name in ("pairs", "vocab_size", "filler") if name in setting}
-    for tokens, labels in examples.astype(int):
-        check_row(tokens, labels, queries=setting.get("queries", setting["pairs"]), **facts)
-
-
 @pytest.mark.parametrize("power", [0.01, 0.5, 1.0])
 def test_slots_are_drawn_as_i_to_the_power_minus_1_without_replacement_in_the_order_of_the_pairs(power):
-    examples = mqar.generate(np.random.default_rng(2), 30_000, 16, 2, power=power).astype(int)
+    examples = mqar.generate(np.random.default_rng(2), 30_000, mqar.Config(power=power), 16, 2).astype(int)
     slots = []
     for pair in (0, 1):  # where the key of this pair is asked for
-        key = examples[:, 0, 2 * pair]
-        slots.append(((examples[:, 0, 4:] == key[:, None]).argmax(1)) // 2)
+        slots.append((examples[:, 0, 4:] == examples[:, 0, [2 * pair]]).argmax(1) // 2)
     p = np.arange(1, 7) ** (power - 1)
     p = p / p.sum()
     ordered = list(itertools.permutations(range(6), 2))
@@ -76,9 +40,8 @@ def test_slots_are_drawn_as_i_to_the_power_minus_1_without_replacement_in_the_or
 
 
 def test_keys_pairs_asked_for_and_filler_are_uniform():
-    examples = mqar.generate(
-        np.random.default_rng(3), 30_000, 20, 4, vocab_size=16, queries=2, power=1.0, filler="random"
-    ).astype(int)
+    config = mqar.Config(vocab_size=16, queries=2, power=1.0, filler="random")
+    examples = mqar.generate(np.random.default_rng(3), 30_000, config, 20, 4).astype(int)
     keys = examples[:, 0, 0] * 16 + examples[:, 0, 2]
     ordered = [i * 16 + j for i, j in itertools.permutations(range(1, 8), 2)]
     assert chi2(np.bincount(keys, minlength=256)[ordered], np.full(42, 30_000 / 42)) < CHI2[41]
@@ -96,7 +59,7 @@ def test_a_validation_row_is_never_a_training_row():
     config = mqar.Config(train_size=8, val_size=50, seq_len=8, pairs=1, vocab_size=6)
     splits = mqar.generate_splits(config, mqar.parse_slices(config))
     ((train, _),), ((val, _),) = splits["train"], splits["val"]
-    first_draw = mqar.generate(np.random.default_rng([0, 1, 8, 1]), 50, 8, 1, vocab_size=6)
+    first_draw = mqar.generate(np.random.default_rng([0, 1, 8, 1]), 50, config, 8, 1)
     seen = {row.tobytes() for row in train}
     assert any(row.tobytes() in seen for row in first_draw)  # or this test would show nothing
     assert not any(row.tobytes() in seen for row in val)
@@ -120,16 +83,18 @@ def test_a_seed_is_the_bytes_of_every_file(tmp_path):
     assert dataset.counts("val") == {"rows": 40, "tokens": 20 * 48, "labels": 20 * 6}
 
 
-@pytest.mark.parametrize("word", ["--slices=64/4,15/2", "--seq_len=10", "--queries=5", "--vocab_size=8", "--pairs=40"])
-def test_an_impossible_slice_is_refused_with_the_reason(word, tmp_path):
-    assert "needs an even length, 1 to " in error_of(mqar.main, [word, f"--out_dir={tmp_path}"])
+IMPOSSIBLE = ["--slices=64/4,15/2", "--seq_len=10", "--queries=5", "--vocab_size=8", "--pairs=40"]
+IMPOSSIBLE = dict.fromkeys(IMPOSSIBLE, "needs an even length, 1 to ") | {
+    "--task=composition --pairs=5": "a square number",
+    "--task=forgetting --updates=5": "no more updates",
+    "--updates=2": "is of task=forgetting",
+}
+
+
+@pytest.mark.parametrize("words", IMPOSSIBLE)
+def test_an_impossible_slice_is_refused_with_the_reason(words, tmp_path):
+    assert IMPOSSIBLE[words] in error_of(mqar.main, [*words.split(), f"--out_dir={tmp_path}"])
     assert not list(tmp_path.iterdir())
-
-
-def contents(dataset, split):
-    shards = [np.load(dataset.folder / shard["file"]) for shard in dataset.meta["splits"][split]["shards"]]
-    offsets = np.load(dataset.folder / f"{split}_documents.npy")
-    return [bytes(part.astype(np.uint8)) for part in np.split(np.concatenate(shards), offsets[1:-1])]
 
 
 @pytest.fixture
@@ -142,9 +107,8 @@ def library(tmp_path, monkeypatch):
             (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "lib" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         out = tmp_path / "-".join(map(str, ("out", *keys.values())))
-        pystdlib.main([f"--out_dir={out}", *(f"--{k}={v}" for k, v in keys.items())])
-        dataset = open_dataset(out)
-        return {split: contents(dataset, split) for split in ("train", "val")} | {"meta": dataset.meta}
+        pystdlib.main(Helpers.words(out_dir=out, **keys))
+        return documents_of(out)
 
     return make
 
@@ -197,8 +161,7 @@ def test_tinyshakespeare_is_checked_and_split_as_nanogpt_s_whether_downloaded_or
     monkeypatch.setattr(shakespeare, "SHA256", hashlib.sha256(book).hexdigest())
     for words in ([f"--from_file={copy}"], []):
         shakespeare.main([*words, out])
-        dataset = open_dataset(tmp_path / "out")
-        assert [contents(dataset, split) for split in ("train", "val")] == [[book[:94]], [book[94:]]]
+        assert documents_of(tmp_path / "out") == {"train": [book[:94]], "val": [book[94:]]}
         monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: open(copy, "rb"))
     copy.unlink()
     assert "cannot be downloaded" in error_of(shakespeare.main, [out])
@@ -215,8 +178,7 @@ def test_tinyshakespeare_is_checked_and_split_as_nanogpt_s_whether_downloaded_or
 def test_one_file_is_split_at_the_border_of_its_lines_and_no_part_is_blank(parts, fraction, tmp_path):
     (tmp_path / "book.txt").write_bytes("".join(parts).encode())
     text.main([str(tmp_path / "book.txt"), f"--out_dir={tmp_path / 'out'}", f"--val_fraction={fraction}"])
-    dataset = open_dataset(tmp_path / "out")
-    assert [contents(dataset, split) for split in ("train", "val")] == [[part.encode()] for part in parts]
+    assert documents_of(tmp_path / "out") == {"train": [parts[0].encode()], "val": [parts[1].encode()]}
 
 
 def test_folders_and_linked_ones_are_searched_once_and_blank_files_are_left_out(tmp_path):
@@ -227,9 +189,8 @@ def test_folders_and_linked_ones_are_searched_once_and_blank_files_are_left_out(
     (tmp_path / "n" / "more").symlink_to(tmp_path / "elsewhere")
     paths = [str(tmp_path / name) for name in ("d.log", "n", "n/b.md")]
     text.main([*paths, "--ext=.rst,.md", "--val_fraction=0.4", f"--out_dir={tmp_path / 'out'}"])
-    dataset = open_dataset(tmp_path / "out")
-    found = sorted(contents(dataset, "train") + contents(dataset, "val"))
-    assert found == [b"d.log", b"elsewhere/.e.md", b"n/b.md", b"n/c.rst"]
+    found = documents_of(tmp_path / "out")
+    assert sorted(found["train"] + found["val"]) == [b"d.log", b"elsewhere/.e.md", b"n/b.md", b"n/c.rst"]
 
 
 def test_files_named_for_validation_are_the_validation_and_are_not_trained_on(tmp_path):
@@ -238,7 +199,6 @@ def test_files_named_for_validation_are_the_validation_and_are_not_trained_on(tm
         (tmp_path / name).write_text(name)
     out = f"--out_dir={tmp_path / 'out'}"
     text.main([str(tmp_path / "n"), f"--val={tmp_path / 'n' / 'b.md'},{tmp_path / 'c.md'}", out])
-    dataset = open_dataset(tmp_path / "out")
-    assert [contents(dataset, split) for split in ("train", "val")] == [[b"n/a.md"], [b"c.md", b"n/b.md"]]
+    assert documents_of(tmp_path / "out") == {"train": [b"n/a.md"], "val": [b"c.md", b"n/b.md"]}
     words = [str(tmp_path / "c.md"), f"--val={tmp_path}", out]
     assert "leaves no file for training" in error_of(text.main, words)

@@ -30,40 +30,8 @@ def random_tokens():
     return torch.randint(20, (3, T), generator=torch.Generator().manual_seed(1))
 
 
-def sink_of(mixer, x, stream=None, **kinds):
-    return probe.sink_meter(mixer, {"x": x, "stream": x if stream is None else stream}, kinds)
-
-
-# -- sinks -------------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_uniform_attention_the_baseline():
-    mixer, x = make_model().blocks[0].mixer, random_x()
-    x[..., :2] = torch.tensor([0.0, 1.0])
-    x[:, 0, 0] = 1
-    q, k, _ = mixer.qkv.weight.view(3, H, D, C)
-    q[:], k[:] = 0, 0
-    q[0, 0, 1], k[0, 0, 0] = 100, 100
-    sink = sink_of(mixer, x)
-    assert sink["share"] == [1.0, pytest.approx(probe.baseline(T), rel=1e-3)] and sink["kind"] == "weights"
-    assert probe.baseline(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
-
-
-@torch.no_grad()
-def test_weights_of_both_signs_count_by_their_size_and_cosformers_as_a_share():
-    mixer = make_model(attention="gla").blocks[0].mixer
-    mixer.qkv.weight.view(3, H, D, C)[:2] = 0
-    mixer.qkv.weight.view(3, H, D, C)[:2, :, 0, 0] = 1.0
-    mixer.decay_out.bias.fill_(1e4)
-    mixer.decay_out.weight.zero_()
-    x = torch.zeros(1, 3, C)
-    x[0, :, 0] = torch.tensor([-2.0, 1.0, 1.0])  # q = k = x / sqrt(D): the weights of query 2 are -2, 1 and 1
-    sink = sink_of(mixer, x)
-    assert sink["share"] == [pytest.approx((2 / 3 + 2 / 4) / 2, rel=1e-3)] * H and sink["kind"] == "proxy"
-    mixers = [make_model(attention="cosformer", readout_norm=norm).blocks[0].mixer for norm in ("none", "denominator")]
-    plain, divided = (sink_of(mixer, random_x()) for mixer in mixers)
-    assert plain["share"] == pytest.approx(divided["share"], rel=2e-3) and plain["kind"] == "share"
+def sink_of(mixer, x, stream, **kinds):
+    return probe.sink_meter(mixer, {"x": x, "stream": stream}, kinds)
 
 
 # -- gates -------------------------------------------------------------------------------------------------------------
@@ -169,7 +137,7 @@ def test_what_a_query_gets_from_token_0_is_the_definition(keys):
 
 
 @torch.no_grad()
-def test_the_effective_sink_of_known_weights():
+def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_writes_its_value():
     mixer = make_model(noise=0.0, gate="headwise", gate_bias=0.0, n_head=1, head_dim=D).blocks[0].mixer
     x = torch.zeros(1, T, C)
     x[0, :, 0], x[0, 0, 1] = 1, 1
@@ -180,8 +148,10 @@ def test_the_effective_sink_of_known_weights():
     mixer.out_proj.weight.copy_(2 * torch.eye(C)[:, :D])
     mixer.gates["readout"].proj.bias.fill_(-1.0)
     sink = sink_of(mixer, x, 5 * torch.eye(C)[:1].expand(1, T, C))
+    assert sink["share"] == [1.0]
     written = 2 * 9.25**0.5 / (1 + torch.tensor(1.0).exp().item()) / 5
     assert sink["effective"] == [pytest.approx(written, rel=1e-3)]
+    assert probe.baseline(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
     assert sink["effective_uniform"] == [pytest.approx(written * probe.baseline(T), rel=1e-3)]
     assert sink["value_norm"] == [pytest.approx(9.25**0.5 / 0.5, rel=1e-3)]
     assert sink["token_0_before"] == sink["token_0_after"] == [1.0]  # a headwise gate cannot change it
@@ -196,7 +166,7 @@ def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
     assert positions == {"one": [2, 4, 6], "five": [1, 7, 10, 11], "other": [3, 5, 8, 9]}
     assert probe.query_masks(tokens, {}) == {}
     x = random_x()[:1]
-    sink, each = sink_of(mixer, x, **masks), probe.query_meters(mixer, x, x)
+    sink, each = sink_of(mixer, x, x, **masks), probe.query_meters(mixer, x, x)
     for name, own in positions.items():
         kind = sink["kinds"][name]
         assert kind["queries"] == len(own)
@@ -269,6 +239,8 @@ def test_every_mixer_has_every_meter(name):
     layers = probe.layer_meters(model, random_tokens(), {}, "float32")
     assert json.loads(json.dumps(layers, allow_nan=False)) == layers
     assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
+    kind = {"softmax": "weights", "cosformer": "share"}.get(name, "proxy" if MIXERS[name].explicit_weights else "none")
+    assert all(layer["sink"]["kind"] == kind for layer in layers)
 
 
 def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():

@@ -44,7 +44,7 @@ def chosen(config, value, row_of=None):
 # -- The runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_all_rates_get_short_runs_and_the_best_two_full_ones_in_one_call(tmp_path, monkeypatch, capsys):
+def test_all_rates_get_runs_and_the_best_one_is_compared_in_one_call(tmp_path, monkeypatch, capsys):
     config, names = choosing(learning_rates=[0.001, 0.003, 0.01, 0.03]), []
     value = by_rate({0.001: 0.2, 0.003: 0.6, 0.01: 0.7, 0.03: 0.1})
 
@@ -57,12 +57,11 @@ def test_all_rates_get_short_runs_and_the_best_two_full_ones_in_one_call(tmp_pat
     monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"], value(job["item"])))
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
     rows = experiment.run_all(config, tmp_path)
-    short = [f"none-lr{rate}-short-seed{seed}" for rate in (0.001, 0.003, 0.01, 0.03) for seed in (7, 8)]
-    full = [f"none-lr{rate}-seed{seed}" for rate in (0.003, 0.01) for seed in (7, 8)]
-    assert names == [*short, *full, "none-seed0"] and rate_of(rows[0]) == 0.01
+    trials = [f"none-lr{rate}-seed{seed}" for rate in (0.001, 0.003, 0.01, 0.03) for seed in (7, 8)]
+    assert names == [*trials, "none-seed0"] and rate_of(rows[0]) == 0.01
     said = capsys.readouterr().out
     assert "none: 0.01 (mean area under the curve 45.0%; +2.5 over 0.003, standard error 0.0 points)\n" in said
-    assert experiment.run_all(config, tmp_path) == rows and len(names) == 13
+    assert experiment.run_all(config, tmp_path) == rows and len(names) == 9
     (choice,) = experiment.choose_rates(config, read_rows(tmp_path))  # again from the rows alone
     assert (choice["rate"], choice["other"], choice["is_edge"]) == (0.01, 0.003, False)
     assert choice["margin"] == pytest.approx(0.025) and choice["error"] == pytest.approx(0)
@@ -72,19 +71,16 @@ def test_all_rates_get_short_runs_and_the_best_two_full_ones_in_one_call(tmp_pat
 
 def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     keys = dict(max_iters=400, warmup_iters=40, eval_interval=50, lr_decay_iters=400)
-    (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])
-    run = choice["runs"][0]
-    assert {name: run["config"][name] for name in keys} == {name: steps // 4 for name, steps in keys.items()}
-    assert run["purpose"] == "short selection" and rate_of(run) == 0.001
-    cheap = choosing(base=BASE | keys, selection_iters=[200, 320], selection_base={"meters": False})
-    assert experiment.choose_rates(cheap, [])[0]["runs"][0]["config"]["eval_interval"] == 25
-    choices, _ = chosen(cheap, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
-    longest = choices[0]["runs"][-1]
-    assert longest["purpose"] == "selection" and longest["config"]["meters"] is False
-    assert "meters" not in runs_of(cheap, cheap.seeds, rates_of(cheap, choices))[-1]["config"]
-    assert {name: longest["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
+    config = choosing(base=BASE | keys, selection_iters=320, selection_base={"meters": False})
+    choices, _ = chosen(config, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
+    run = choices[0]["runs"][0]
+    assert {name: run["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
+    assert run["purpose"] == "selection" and rate_of(run) == 0.001 and run["config"]["meters"] is False
+    assert "meters" not in runs_of(config, config.seeds, rates_of(config, choices))[-1]["config"]
+    (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])  # 0: as long as the run
+    assert choice["runs"][0]["config"]["max_iters"] == 400
     keys = dict(max_iters=400, warmup_iters=40, eval_interval=50, decay_lr=False)  # the first steps of the run
-    (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])
+    (choice,) = experiment.choose_rates(choosing(base=BASE | keys, selection_iters=100), [])
     assert {name: choice["runs"][0]["config"][name] for name in keys} == keys | {"max_iters": 100}
 
 
@@ -92,19 +88,19 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "values, rate, n_full, is_edge, keys",
+    "values, rate, n_more, is_edge, keys",
     [
-        ({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}, 0.01, 2, False, {}),
-        ({0.001: 0.1, 0.01: 0.5, 0.1: 0.6, 1.0: 0.7, 10.0: 0.9}, 1.0, 3, True, {}),  # once on each side
-        ({0.001: 0.6, 0.01: 0.5, 0.1: 0.1, 0.0001: 0.7}, 0.0001, 3, True, {}),
-        ({0.001: 0.1, 0.01: 0.4, 0.1: 0.5}, 0.1, 2, True, {"widen_rates": False}),
+        ({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}, 0.01, 0, False, {}),
+        ({0.001: 0.1, 0.01: 0.5, 0.1: 0.6, 1.0: 0.7, 10.0: 0.9}, 1.0, 1, True, {}),  # once on each side
+        ({0.001: 0.6, 0.01: 0.5, 0.1: 0.1, 0.0001: 0.7}, 0.0001, 1, True, {}),
+        ({0.001: 0.1, 0.01: 0.4, 0.1: 0.5}, 0.1, 0, True, {"widen_rates": False}),
     ],
 )
-def test_a_choice_at_the_edge_widens_the_grid_by_one_full_run_once_on_each_side(values, rate, n_full, is_edge, keys):
+def test_a_choice_at_the_edge_widens_the_grid_by_one_once_on_each_side(values, rate, n_more, is_edge, keys):
     config = choosing(**keys)
     (choice,), n_runs = chosen(config, by_rate(values))
     assert (choice["rate"], choice["is_edge"]) == (rate, is_edge)
-    assert n_runs == 2 * (3 + n_full)
+    assert n_runs == 2 * (3 + n_more)
     assert ("at the edge of the rates" in rates.lines(config, [choice])[0]) == is_edge
 
 
@@ -144,7 +140,7 @@ def test_a_rate_may_be_chosen_by_the_last_value():
         return row | {"curve": [[0, 0.0], [50, half_way[rate_of(run)]], [100, ends[rate_of(run)]]]}
 
     for keys, wanted in (({}, 0.001), ({"select_by": "last"}, 0.01)):
-        (choice,), n = chosen(choosing(widen_rates=False, selection_iters=[200], **keys), by_rate(ends), row_of)
+        (choice,), n = chosen(choosing(widen_rates=False, selection_iters=200, **keys), by_rate(ends), row_of)
         assert (choice["rate"], n) == (wanted, 6)
 
 
@@ -156,7 +152,7 @@ def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_anot
         "softmax": {0.001: (0.7, 0.7), 0.01: (0.6, 0.6), 0.1: (0.3, 0.3), 0.0001: (0.1, 0.1)},
     }
     arms = {name: {"attention": name.split()[0]} for name in ends}
-    config = choosing(arms=arms, select_by="last", selection_iters=[100], pool_rates=True)
+    config = choosing(arms=arms, select_by="last", selection_iters=100, pool_rates=True)
 
     def end_of(run):
         return ends[run["arm"]].get(rate_of(run), (0.0, 0.0))[run["seed"] - 7]
@@ -170,7 +166,7 @@ def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_anot
 
 def test_pooled_rates_wait_for_each_other():
     about = dict(arms=GLAS | {"softmax": {}}, select_by="last", pool_rates=True)
-    config = choosing(**about, selection_iters=[100])
+    config = choosing(**about, selection_iters=100)
     runs = [run for choice in experiment.choose_rates(config, []) for run in choice["runs"]]
     rows = [made_row(run, 0.5 if rate_of(run) == 0.01 else 0.2) for run in runs if run["arm"] != "gla gated"]
     known = {choice["arm"]: choice["rate"] for choice in experiment.choose_rates(config, rows)}
@@ -192,12 +188,12 @@ def test_one_arm_may_choose_the_rate_for_another(tmp_path, capsys, helpers):
     assert len(experiment.run_all(config, tmp_path)) == 3
     assert "learning rate of matched: 0.01 (that of gated)\n" in capsys.readouterr().out
     # such an arm may be shorter than the runs that choose its rate; another may not
-    about = dict(arms={"long": {"max_iters": 200}, "short": {"max_iters": 50}}, selection_iters=[200])
+    about = dict(arms={"long": {"max_iters": 200}, "short": {"max_iters": 50}}, selection_iters=200)
     choosing(rate_of={"short": "long"}, **about)
-    assert "none may be over max_iters=50" in helpers.error_of(choosing, **about)
+    assert "selection_iters=200: must be at most max_iters=50" in helpers.error_of(choosing, **about)
 
 
-def test_the_short_runs_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
+def test_runs_of_all_rates_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     ends = {"softmax": [0.5, 0.6, 0.5], "gla": [0.2, 0.7, None], "gla gated": [0.3, 0.8, 0.1]}
     tried, arms = [0.001, 0.01, 0.1], {"softmax": {}, **GLAS}
     value = lambda run: ends[run["arm"]][tried.index(rate_of(run))]  # noqa: E731

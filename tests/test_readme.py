@@ -5,9 +5,9 @@ python -m pytest tests/test_readme.py
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
+import house
 import pytest
 import torch
 
@@ -75,21 +75,15 @@ def test_the_table_of_keys_names_the_activations():
     assert named == list(GATE_ACTIVATIONS)[: len(named)] and len(named) >= 10
 
 
-def committed_configs():
-    """The files of config/ that git knows: a user's own may be anything. Without git, those of the table."""
-    try:
-        listed = subprocess.run(["git", "ls-files", "config"], cwd=ROOT, capture_output=True, text=True, check=True)
-        files = [ROOT / name for name in listed.stdout.split() if name.endswith(".py")]
-    except (OSError, subprocess.CalledProcessError):
-        files = []
-    files = files or [ROOT / "config" / name for name in re.findall(r"^\| `([\w./]+\.py)` \|", CONFIGS, re.M)]
-    return [file for file in files if ROOT / "config" / "experiments" not in file.parents and file.exists()]
+# the files of config/ that git knows: a user's own may be anything
+COMMITTED = [file for file in house.tracked() if file.parts[0] == "config"] if (ROOT / ".git").exists() else []
+COMMITTED = [file for file in COMMITTED if file.suffix == ".py" and "experiments" not in file.parts]
 
 
-@pytest.mark.parametrize("file", committed_configs(), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", COMMITTED, ids=lambda file: file.stem)
 def test_every_committed_config_is_valid_and_has_its_line(file):
-    configurator.load(TrainConfig, [str(file)])
-    assert f"| `{file.relative_to(ROOT / 'config').as_posix()}` |" in CONFIGS
+    configurator.load(TrainConfig, [str(ROOT / file)])
+    assert f"| `{file.relative_to('config').as_posix()}` |" in CONFIGS
 
 
 # what pages say in words of their own: (experiment, how its claim begins, as it is written, the pages)

@@ -11,30 +11,26 @@ import configurator
 import evaluate
 import meters
 import train
-from data.tokenizer import get_tokenizer
-from data.writing import write_stream
 from runs import checkpoint as checkpoints
 from runs import files, sharded
-
-ABOUT = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
-
 
 # -- Numbers that are not finite ---------------------------------------------------------------------------------------
 
 
-def poison(monkeypatch, at_step, how):
-    """Makes the gradient, or the loss, of one step not finite."""
+def at_step(at, monkeypatch, change):
+    """The loss of that step is change(loss)."""
     micro_loss = train.micro_loss
 
-    def poisoned(model, config, dtype, step, batch):
-        return micro_loss(model, config, dtype, step, batch) * (how if step == at_step else 1)
+    def changed(model, config, dtype, step, batch):
+        loss = micro_loss(model, config, dtype, step, batch)
+        return change(loss) if step == at else loss
 
-    monkeypatch.setattr(train, "micro_loss", poisoned)
+    monkeypatch.setattr(train, "micro_loss", changed)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_bad_step_is_named_by_a_later_log_and_weights_stay_good(run, tmp_path, helpers, capfd, monkeypatch, dtype):
-    poison(monkeypatch, 5, float("nan"))
+    at_step(5, monkeypatch, lambda loss: loss * float("nan"))
     with pytest.raises(SystemExit) as stopped:
         run("out", dtype=dtype, eval_interval=3, log_interval=100, max_iters=30)
     assert stopped.value.code == 1
@@ -48,7 +44,7 @@ def test_the_bad_step_is_named_by_a_later_log_and_weights_stay_good(run, tmp_pat
 
 
 def test_an_infinite_gradient_never_reaches_the_weights(run, monkeypatch):
-    poison(monkeypatch, 2, float("inf"))
+    at_step(2, monkeypatch, lambda loss: loss * float("inf"))
     runs, step = [], torch.optim.AdamW.step
 
     def watch(optimizer):
@@ -79,17 +75,6 @@ def refuse(*words):
     raise OSError(28, "No space left on device")
 
 
-def at_step_5(monkeypatch, call):
-    learning_rate = train.learning_rate
-
-    def calling(config, step):
-        if step == 5:
-            call()
-        return learning_rate(config, step)
-
-    monkeypatch.setattr(train, "learning_rate", calling)
-
-
 @pytest.mark.parametrize("what", ["ckpt.pt", "shards", "metrics.jsonl"])
 def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(what, run, tmp_path, monkeypatch, helpers):
     whole, save, read = run("whole"), torch.save, sharded.sha256_of_file
@@ -102,7 +87,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(what, run,
             patched.setattr(sharded, "sha256_of_file", lambda file: read(file) if "/8-" not in str(file) else refuse())
             expected = "no checkpoint is written: [Errno 28] No space left on device"
         else:
-            at_step_5(patched, lambda: patched.setattr(os, "fsync", refuse))
+            at_step(5, patched, lambda loss: patched.setattr(os, "fsync", refuse) or loss)
             expected = "No space left on device"
         with pytest.raises((configurator.UserError, OSError), match=re.escape(expected)):
             run("out", checkpoint=form)
@@ -138,9 +123,6 @@ def test_best_is_the_last_checkpoints_file_or_a_copy_and_right_after_a_kill_betw
     assert [checkpoints.load(out / name)["iter_num"] for name in ("ckpt.pt", "best.pt")] == [9, 8]
 
 
-# -- Paths and folders -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("script", [evaluate, meters])
 def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(script, tmp_path, helpers, monkeypatch):
     (tmp_path / "folder.json").mkdir()
@@ -150,9 +132,6 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(sc
         message = helpers.error_of(script.main, [f"--out={tmp_path / name}", "--checkpoint=x", "--device=cpu"])
         assert message.startswith("out=") and f"cannot be written ({reason}" in message
     assert os.listdir(tmp_path) == ["folder.json"]
-
-
-# -- Files that are written --------------------------------------------------------------------------------------------
 
 
 KILLED = """
@@ -173,8 +152,7 @@ def test_a_killed_write_leaves_the_old_file_and_what_can_be_told_from_files_of_o
     assert file.read_text() == "new" and set(tmp_path.iterdir()) == {file, theirs}
 
 
-# -- Memory: the peak of a fresh process, in MB, after some of the work and after all of it ----------------------------
-
+# the peak of a fresh process, in MB, after some of the work and after all of it
 BATCHES = """
 import resource, sys, torch
 torch.set_num_threads(1)
@@ -194,7 +172,6 @@ print(peak() - before)
 
 
 def test_thousands_of_batches_take_no_more_memory(tmp_path, helpers):
-    texts = {"train": ["a text of some length. " * 10_000], "val": ["text"]}
-    write_stream(tmp_path, texts, tokenizer=get_tokenizer("byte"), **ABOUT)
+    helpers.write_text(tmp_path, ["a text of some length. " * 10_000], ["text"])
     ended = helpers.script("-c", BATCHES, tmp_path)
     assert float(ended.stdout) < 3, ended.stderr.decode()

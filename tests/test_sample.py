@@ -1,10 +1,5 @@
-"""
-evaluate.py and sample.py: the numbers and the text of checkpoints trained for a moment. And --help of every script.
+"""evaluate.py and sample.py: the numbers and the text of checkpoints trained for a moment."""
 
-    python -m pytest tests/test_sample.py
-"""
-
-import json
 import math
 import sys
 
@@ -16,8 +11,6 @@ import torch.nn.functional as F
 import evaluate
 import sample
 from data.shards import open_dataset
-from data.tokenizer import get_tokenizer
-from data.writing import write_stream
 from runs.checkpoint import load_model
 from study import interventions
 
@@ -39,17 +32,6 @@ def mqar_run(mixed_mqar, tmp_path_factory, helpers):
 
 
 @pytest.fixture
-def evaluated(helpers, capsys):
-    """evaluated(checkpoint, key=value, ...) -> the object that evaluate.py prints."""
-
-    def call(checkpoint, **keys):
-        evaluate.main(helpers.words(checkpoint=checkpoint, device="cpu", json=True, **keys))
-        return json.loads(capsys.readouterr().out)
-
-    return call
-
-
-@pytest.fixture
 def sampled(helpers, capsys):
     """sampled(checkpoint, key=value, ...) -> the samples that sample.py writes, prompts and all."""
 
@@ -63,8 +45,7 @@ def sampled(helpers, capsys):
     return call
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# evaluate.py
+# -- evaluate.py -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -80,7 +61,7 @@ def test_perplexity_is_the_cross_entropy_of_the_whole_split(text_runs, text, eva
     n_bytes = open_dataset(text).counts("val")["bytes"]
     for batch_size in (1, 5):
         result = evaluated(text_runs[mixer], batch_size=batch_size)
-        assert result["labels"] == len(tokens) - 1
+        assert (result["labels"], result["bytes"]) == (len(tokens) - 1, n_bytes) and "word_perplexity" not in result
         assert result["loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-6)
         assert result["perplexity"] == pytest.approx(math.exp(nats / (len(tokens) - 1)), rel=1e-5)
         assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / n_bytes, rel=1e-6)
@@ -121,6 +102,7 @@ def test_a_split_is_read_with_closed_gates_or_in_8_bits(text_runs, text, evaluat
 def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, evaluated, helpers):
     for checkpoint, keys, expected in [
         (text_runs["softmax"], dict(split="test"), "has no split 'test'; it has train, val"),
+        (text_runs["softmax"], dict(stride=64), "would leave tokens between them out"),
         (text_runs["cosformer"], dict(block_size=64), "past block_size=32"),
         (mqar_run, dict(dataset=text), "256 token ids, the model knows 16"),
         (mqar_run, dict(prune_below=0.1), "has no gate that multiplies"),
@@ -128,8 +110,7 @@ def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, evalua
         assert expected in helpers.error_of(evaluated, checkpoint, **keys)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# sample.py: text
+# -- sample.py: text ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -173,11 +154,9 @@ def test_a_prompt_comes_from_the_command_line_or_a_file(text_runs, sampled, tmp_
 def recites(tmp_path_factory, helpers):
     """A model that has learned one line by heart, whose characters take 3 and 4 bytes."""
     folder, line = tmp_path_factory.mktemp("recites"), "名は。🙂"
-    about = dict(generator="tests", generator_version=1, parameters={}, seed=0)
-    splits = {"train": [line * 40], "val": [line * 4]}
-    write_stream(folder / "data", splits, tokenizer=get_tokenizer("byte"), name="text", **about)
+    data = helpers.write_text(folder / "data", [line * 40], [line * 4])
     keys = dict(n_layer=1, n_embd=32, max_iters=100, learning_rate=1e-2, eval_interval=1000)
-    return helpers.train(folder / "data", folder / "out", **keys)
+    return helpers.train(data, folder / "out", **keys)
 
 
 def test_characters_of_several_tokens_are_written_whole(recites, helpers, monkeypatch):
@@ -189,17 +168,13 @@ def test_characters_of_several_tokens_are_written_whole(recites, helpers, monkey
     assert [piece for piece in pieces[1:] if piece][:7] == list("は。🙂名は。🙂")  # after the prompt
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# sample.py: past the context length
+# -- sample.py: past the context length --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mixer", "n_new"), [("cosformer", 30), ("gla", 500)])
-def test_without_max_new_tokens_it_is_500_or_as_many_as_there_can_be(text_runs, helpers, capsys, mixer, n_new):
-    words = helpers.words(checkpoint=text_runs[mixer], start="The", num_samples=1, device="cpu", temperature=0)
-    sample.main(words)
-    whole = capsys.readouterr()
-    sample.main([*words, f"--max_new_tokens={n_new}"])
-    assert capsys.readouterr().out == whole.out
+def test_without_max_new_tokens_it_is_500_or_as_many_as_there_can_be(text_runs, helpers, sampled, mixer, n_new):
+    keys = dict(checkpoint=text_runs[mixer], start="The", temperature=0)
+    assert sampled(max_new_tokens=None, **keys) == sampled(max_new_tokens=n_new, **keys)
     if n_new < 500:
-        message = helpers.error_of(sample.main, [*words, f"--max_new_tokens={n_new + 1}"])
+        message = helpers.error_of(sampled, max_new_tokens=n_new + 1, **keys)
         assert f"max_new_tokens={n_new} works" in message

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import types
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +31,7 @@ from data.writing import write_examples
 from runs import checkpoint as checkpoints
 from runs import hardware, outdir, parallel
 
-
-@pytest.fixture
-def run(mqar, tmp_path, helpers):
-    """run(name, key=value, ...) trains the tiny model on MQAR in the folder of that name, and returns the folder."""
-    return lambda name, **keys: helpers.train(**dict(dataset=mqar, out_dir=tmp_path / name, meters=False) | keys)
+KEYS = dict(meters=False)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +40,7 @@ def trained(mqar, tmp_path_factory, helpers):
     return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run is a function of its seed: whatever the processes, the evaluations, the restarts
+# -- A run is a function of its seed: whatever the processes, the evaluations, the restarts ----------------------------
 
 
 def test_softmax_with_a_short_convolution_learns_mqar(run, helpers):
@@ -85,27 +79,6 @@ def test_four_micro_steps_of_different_numbers_of_labels_are_one_batch_four_time
     small = run("small", dataset=mixed_mqar, gradient_accumulation_steps=4, max_iters=6)
     large = run("large", dataset=mixed_mqar, batch_size=16, max_iters=6)
     assert helpers.losses(large) == pytest.approx(helpers.losses(small), rel=1e-5)
-
-
-def test_processes_share_the_micro_steps_and_each_divides_by_the_labels_of_all(mixed_mqar, monkeypatch):
-    keys = dict(
-        dataset=str(mixed_mqar), gradient_accumulation_steps=4, batch_size=4, block_size=32, n_embd=16, n_head=2
-    )
-    dataset, config = open_dataset(mixed_mqar), train.TrainConfig(**keys)
-
-    def load(rank, world_size):
-        read.clear()
-        processes = types.SimpleNamespace(rank=rank, world_size=world_size, pin=lambda tensor: tensor)
-        batches = train.load_batches(dataset, config, processes, False, 3)
-        assert len(read) == 16 / world_size  # no other process's rows
-        return batches
-
-    read, read_rows = [], dataset._read
-    monkeypatch.setattr(dataset, "_read", lambda *place: read.append(place) or read_rows(*place))
-    alone, shared = load(0, 1), sorted(load(0, 2) + load(1, 2), key=lambda batch: batch[0])
-    assert {batch[3] for batch in shared} == {sum(int((targets != -100).sum()) for _, _, targets, _ in alone)}
-    for one, other in zip(alone, shared, strict=True):
-        assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
 
 
 def test_the_batches_of_the_next_two_steps_are_read_while_a_step_computes(run, monkeypatch):
@@ -170,39 +143,6 @@ def test_the_seed_settles_the_run_whenever_it_evaluates_and_another_seed_gives_a
     assert [row["step"] for row in helpers.metrics(never, "eval")] == [0, 8]
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [dict(), dict(dropout=0.1, gradient_accumulation_steps=3), dict(optimizer="muon", gate="elementwise")],
-    ids=["plain", "dropout", "muon"],
-)
-def test_stop_and_resume_equals_one_run_to_the_bit(run, helpers, keys):
-    keys = dict(keys, lr_decay_iters=8)
-    whole = run("whole", **keys)
-    run("parts", max_iters=4, **keys)
-    parts = run("parts", init_from="resume", **keys)
-    ours, theirs = (checkpoints.load(out / "ckpt.pt") for out in (whole, parts))
-    for name in ("model", "optimizer", "scaler", "rng", "iter_num", "best_val_loss", "model_args"):
-        assert helpers.equal(ours[name], theirs[name]), name
-    assert helpers.equal(*(checkpoints.load(out / "best.pt")["model"] for out in (whole, parts)))
-    rows = helpers.without_times(helpers.metrics(whole))
-    assert helpers.without_times(helpers.metrics(parts)) == rows
-    run("parts", init_from="resume", **keys)  # of a finished run only the last evaluation is left
-    assert helpers.without_times(helpers.metrics(parts)) == rows
-    assert all(helpers.equal(checkpoints.load(parts)[name], ours[name]) for name in ("model", "optimizer"))
-
-
-def test_resume_after_a_kill_drops_the_rows_that_are_run_again(run, helpers):
-    keys = dict(lr_decay_iters=8)
-    whole = run("whole", **keys)
-    killed = run("killed", max_iters=4, **keys)
-    rows = [json.dumps(row) for row in helpers.metrics(whole)]
-    # killed after step 6, when it was writing the next line; ckpt.pt is of step 4
-    kept = [row for row in rows if json.loads(row)["step"] <= 6]
-    (killed / "metrics.jsonl").write_text("\n".join(kept) + '\n{"event": "tra')
-    run("killed", init_from="resume", **keys)
-    assert helpers.without_times(helpers.metrics(killed)) == helpers.without_times(helpers.metrics(whole))
-
-
 def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_interval_asks_for_it(run, helpers, monkeypatch):
     for out, at, interval in (("a", 6, 2), ("b", 4, 4)):
         monkeypatch.setattr(hardware.Processes, "stop_signal", lambda self, step, _, at=at: 15 * (step == at))
@@ -213,35 +153,24 @@ def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_interval_asks_fo
         assert [row["step"] for row in helpers.metrics(out, "eval")] == sorted({0, 4, 8, at})
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A run that is solved ends early
+# -- A run that is solved ends early -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def accuracies(monkeypatch):
-    """accuracies(a, b, ...) -> the evaluations of train.py from here on have these accuracies."""
-
-    def call(*values):
-        evaluate, left = train.evaluate, itertools.chain(values, itertools.repeat(0.5))
-        monkeypatch.setattr(train, "evaluate", lambda *args, **keys: evaluate(*args, **keys) | {"accuracy": next(left)})
-
-    return call
-
-
-def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole(run, helpers, accuracies, capsys):
+def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole(run, helpers, monkeypatch, capsys):
     keys = dict(max_iters=20, eval_interval=2)
-    accuracies(0.1, 0.95, 0.9, 0.91, 0.92, 0.99)  # 0.9 is not above
+    accuracies, read = iter((0.1, 0.95, 0.9, 0.91, 0.92)), train.evaluate  # 0.9 is not above
+    monkeypatch.setattr(train, "evaluate", lambda *args, **keys: read(*args, **keys) | {"accuracy": next(accuracies)})
     out = run("out", stop_above=0.9, **keys)
     assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 2, 4, 6, 8]
     assert helpers.metrics(out)[-1]["event"] == "end" and helpers.metrics(out)[-1]["step"] == 8
     assert "accuracy 92.0% after 8 of 20 steps (solved) in" in capsys.readouterr().out
+    monkeypatch.undo()
     whole = run("whole", **keys | dict(max_iters=8, lr_decay_iters=20))
     for name in ("model", "optimizer", "rng", "iter_num"):
         assert helpers.equal(checkpoints.load(out)[name], checkpoints.load(whole)[name]), name
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Starting from a checkpoint
+# -- Starting from a checkpoint ----------------------------------------------------------------------------------------
 
 
 def test_resume_is_refused_without_a_checkpoint_with_other_data_and_past_the_end(run, trained, mixed_mqar, helpers):
@@ -273,17 +202,12 @@ def test_moments_of_another_optimizer_or_of_other_parameters_are_refused(run, tr
     assert "init_from='scratch' has none; name a run" in helpers.error_of(run, "out", keep_moments=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# When the numbers are not finite
+# -- When the numbers are not finite -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "keys", [{}, dict(eval_interval=2), dict(max_iters=2)], ids=["logged", "between", "at the end"]
-)
-def test_nan_stops_the_run_and_the_checkpoint_is_the_last_good_one(run, tmp_path, helpers, capfd, keys):
-    unseen = dict(log_interval=1000) if keys else {}
+def test_nan_stops_the_run_and_the_checkpoint_is_the_last_good_one(run, tmp_path, helpers, capfd):
     with pytest.raises(SystemExit) as stopped:
-        run("out", **dict(learning_rate=1e12, grad_clip=None, warmup_iters=0) | unseen | keys)
+        run("out", learning_rate=1e12, grad_clip=None, warmup_iters=0)
     assert stopped.value.code == 1
     (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
     assert re.search(r"is not finite at step 1, learning rate \S+; first bad tensor: output of blocks.0.", error)
@@ -292,8 +216,7 @@ def test_nan_stops_the_run_and_the_checkpoint_is_the_last_good_one(run, tmp_path
     assert [row["event"] for row in helpers.metrics(tmp_path / "out")] == ["eval", "train", "stopped"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a run writes
+# -- What a run writes -------------------------------------------------------------------------------------------------
 
 
 def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar):
@@ -381,15 +304,6 @@ def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
     assert [group["lr"] for group in saved] == [rates[8]] * 2  # of the step that would follow
 
 
-def test_best_is_the_checkpoint_of_the_lowest_validation_loss(run, helpers):
-    # a rate at which the loss rises again
-    out = run("out", eval_interval=1, learning_rate=0.3, warmup_iters=0, max_iters=6)
-    losses = {row["step"]: row["val_loss"] for row in helpers.metrics(out, "eval")}
-    best, last = checkpoints.load(out / "best.pt"), checkpoints.load(out / "ckpt.pt")
-    assert best["iter_num"] == min(losses, key=losses.get) != 6 == last["iter_num"]
-    assert best["best_val_loss"] == last["best_val_loss"] == min(losses.values())
-
-
 def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(text, tmp_path, helpers, capsys):
     keys = dict(dtype="bfloat16", eval_tokens=70, batch_size=2, max_iters=3, eval_interval=1)
     out = helpers.train(text, tmp_path / "out", **keys)
@@ -426,28 +340,26 @@ def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
     assert whole["labels"] == size and whole["whole"]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Learning rate, gradients, gates
+# -- Learning rate, gradients, gates -----------------------------------------------------------------------------------
+
+
+def rates(steps, **keys):
+    config = train.TrainConfig(**dict(learning_rate=1.0, warmup_iters=1, max_iters=50) | keys)
+    return [train.learning_rate(config, step) for step in steps]
 
 
 def test_learning_rate_warms_up_to_its_peak_and_ends_at_min_lr():
-    config = train.TrainConfig(learning_rate=1.0, warmup_iters=9, max_iters=109, min_lr=0.2)
-    rates = [train.learning_rate(config, step) for step in range(120)]
-    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert max(rates) == rates[9] == 1.0
-    assert all(later < earlier for earlier, later in zip(rates[9:], rates[10:110], strict=False))
-    assert rates[59] == pytest.approx(0.6)  # half-way between the two
-    assert rates[109:] == pytest.approx([0.2] * 11)
-    config = train.TrainConfig(learning_rate=1.0, warmup_iters=0, max_iters=50, lr_decay_iters=20)  # min_lr: a tenth
-    assert train.learning_rate(config, 0) == 1.0
-    assert train.learning_rate(config, 20) == train.learning_rate(config, 49) == pytest.approx(0.1)
+    found = rates(range(120), warmup_iters=9, max_iters=109, min_lr=0.2)
+    assert found[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert max(found) == found[9] == 1.0
+    assert all(later < earlier for earlier, later in zip(found[9:], found[10:110], strict=False))
+    assert found[59] == pytest.approx(0.6)  # half-way between the two
+    assert found[109:] == pytest.approx([0.2] * 11)
+    # min_lr: a tenth
+    assert rates((0, 20, 49), warmup_iters=0, lr_decay_iters=20) == pytest.approx([1.0, 0.1, 0.1])
 
 
 def test_wsd_is_constant_and_then_falls_and_decay_lr_is_nanogpt_s_name_for_a_constant_rate(helpers):
-    def rates(steps, **keys):
-        config = train.TrainConfig(learning_rate=1.0, warmup_iters=1, max_iters=50, **keys)
-        return [train.learning_rate(config, step) for step in steps]
-
     assert rates((0, 1, 49), decay_lr=False) == rates((0, 1, 49), schedule="constant") == [0.5, 1.0, 1.0]
     steps = (0, 1, 34, 38, 43, 49, 50, 51)
     expected = [1 - (n / 16) ** 0.5 for n in (4, 9, 15)]
@@ -483,8 +395,7 @@ def test_a_warmup_longer_than_the_run_is_noted(run, capsys):
     assert note in capsys.readouterr().out
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Mistakes
+# -- Mistakes ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, text, tmp_path, helpers):
@@ -499,15 +410,12 @@ def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, tex
     assert not (tmp_path / "out").exists()
 
 
-class UnusedBlock(model.Block):
-    """A block whose edit forgot to apply what it builds."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.forgotten = torch.nn.Linear(2, 2)
-
-
 def test_what_is_built_and_never_applied_is_an_error(run, helpers, monkeypatch):
+    class UnusedBlock(model.Block):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.forgotten = torch.nn.Linear(2, 2)
+
     monkeypatch.setattr(model, "Block", UnusedBlock)
     message = helpers.error_of(run, "out", max_iters=2)
     assert "4 parameters are built and never used, first blocks.0.forgotten.weight" in message

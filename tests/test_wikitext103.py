@@ -1,20 +1,17 @@
 """WikiText-103: what its documents and words are; GPT-2's tokenizer."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tiktoken
-from conftest import ROOT, Helpers
+from conftest import Helpers
+from pyarrow import parquet, table
+from test_data import documents_of
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from data import tokenizer
 from data.shards import open_dataset
 from data.wikitext103 import prepare
 
-REAL = ROOT.parent / "shared" / "data"
-GPT2 = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or REAL / "tiktoken_cache")
 TITLES = [" \n = Alpha = \n \n", " \n = The Beta = Gamma = \n \n", " \n = Δέλτα = \n \n"]
 BODIES = [
     " One two @-@ three .\n \n = = Section = = \n \n Four <unk> .\n",  # 5 + 0 + 5 + 0 + 3
@@ -41,18 +38,7 @@ def run(out_dir, from_dir, *words, tokenizer="byte"):
     return open_dataset(out_dir)
 
 
-def tokens_of(dataset, split):
-    listed = dataset.meta["splits"][split]["shards"]
-    return np.concatenate([np.load(dataset.folder / shard["file"]) for shard in listed])
-
-
-def articles(dataset, split):
-    decode = tokenizer.get_tokenizer(dataset.tokenizer).decode_bytes
-    parts = np.split(tokens_of(dataset, split), np.load(dataset.folder / f"{split}_documents.npy")[1:-1])
-    return [decode(part.tolist()) for part in parts]
-
-
-def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(made, tmp_path):
+def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(made, tmp_path, monkeypatch):
     dataset, size = run(tmp_path / "out", made), len(MADE.encode())
     for split, n in {"train": 3, "val": 2, "test": 1}.items():
         counts = {"documents": 3 * n, "words": (WORDS + LINES) * n, "bytes": size * n, "tokens": size * n}
@@ -61,10 +47,14 @@ def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(m
     mini = run(tmp_path / "mini", made, "--mini=true")
     assert (mini.name, mini.splits) == ("wikitext103-mini", ["train", "val"])
     assert [mini.counts(split)["bytes"] for split in mini.splits] == [size * 2, size]
+    monkeypatch.setitem(prepare.LINES, "test", LINES)
+    monkeypatch.setitem(prepare.WORDS, "test", WORDS + LINES)
+    published = run(tmp_path / "out", made).meta["parameters"]["text"]["test"]["published_words"]
+    assert published == WORDS + LINES
 
 
 def test_an_article_begins_at_a_title_between_empty_lines_and_nothing_is_put_between_two(made, tmp_path):
-    found = articles(run(tmp_path / "out", made, "--shard_tokens=50"), "test")
+    found = documents_of(run(tmp_path / "out", made, "--shard_tokens=50").folder)["test"]
     # the empty line before a title ends the article before it; the one before the first title has no other place
     assert found[0] == f"{TITLES[0]}{BODIES[0]} \n".encode()
     assert found[1].startswith(b" = The Beta = Gamma = \n") and found[2].startswith(" = Δέλτα = \n".encode())
@@ -82,14 +72,13 @@ def test_text_before_the_first_title_is_a_document_of_its_own():
 
 
 def test_the_hubs_files_give_the_same_shards_as_the_text(made, tmp_path, monkeypatch):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     copies = tmp_path / "copies" / "wikitext-103-v1"
     copies.mkdir(parents=True)
     for source, name in {"train": "train", "valid": "validation", "test": "test"}.items():
         lines = (made / f"wiki.{source}.tokens").read_text().splitlines(keepends=True)
         rows = ["" if line == " \n" else line for line in lines]  # as the hub has them
         for i, part in enumerate((rows[:7], rows[7:])):
-            parquet.write_table(pyarrow.table({"text": part}), copies / f"{name}-0000{i}-of-00002.parquet")
+            parquet.write_table(table({"text": part}), copies / f"{name}-0000{i}-of-00002.parquet")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *words, **keys: str(copies.parent))
     wanted = run(tmp_path / "text", made)
     for from_dir in (copies.parent, copies, None):
@@ -111,18 +100,15 @@ def test_copies_that_cannot_be_used_are_one_line_and_a_whole_split_has_the_publi
 
 @pytest.fixture
 def gpt2(monkeypatch):
-    """The tokenizer. Where its files are not on this machine, tiktoken has one of the same pattern and three merges."""
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(GPT2))
-    if not GPT2.is_dir():
-        ranks = {bytes([i]): i for i in range(256)} | {b" t": 256, b" =": 257, b"ee": 258}
-        special = {"<|endoftext|>": tokenizer.END_OF_TEXT}
-        made = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
-        monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": made}.get)
+    """A tokenizer of GPT-2's pattern with three merges, since tiktoken would download its files."""
+    ranks = {bytes([i]): i for i in range(256)} | {b" t": 256, b" =": 257, b"ee": 258}
+    special = {"<|endoftext|>": tokenizer.END_OF_TEXT}
+    made = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
+    monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": made}.get)
     return tokenizer.get_tokenizer("gpt2")
 
 
 def test_tokenizers_give_every_byte_back_and_special_tokens_are_text(gpt2):
-    assert not GPT2.is_dir() or gpt2.encode("Hello world") == [15496, 995]
     byte = tokenizer.get_tokenizer("byte")
     assert byte.encode("aé\n") == [97, 0xC3, 0xA9, 10] and byte.decode_bytes([0xC3]) == b"\xc3"
     for one in (gpt2, byte):
@@ -134,11 +120,4 @@ def test_tokenizers_give_every_byte_back_and_special_tokens_are_text(gpt2):
 
 def test_cutting_into_articles_and_shards_changes_no_token(gpt2, made, tmp_path):
     dataset = run(tmp_path / "out", made, "--shard_tokens=7", tokenizer="gpt2")
-    assert tokens_of(dataset, "train").tolist() == gpt2.encode(MADE * 3)
-
-
-@pytest.mark.skipif(not (REAL / "wikitext103").is_dir() or not GPT2.is_dir(), reason="the real files are not here")
-def test_the_real_articles_have_the_published_words(gpt2, tmp_path):
-    dataset = run(tmp_path / "out", REAL / "wikitext103", "--mini=true", tokenizer="gpt2")
-    assert dataset.counts("train") == dict(documents=60, words=217_646, bytes=1_142_309, tokens=249_735)
-    assert dataset.counts("val") == dict(documents=60, words=245_569, bytes=1_281_077, tokens=285_234)
+    assert dataset._read("train", 0, dataset.counts("train")["tokens"]).tolist() == gpt2.encode(MADE * 3)

@@ -33,7 +33,7 @@ seeds_of = {"matched": [31, 32, 33], "fixed half": [31, 32, 33]}
 first_arms = ["none", "sigmoid", "none 1,500", "sigmoid 1,500"]
 
 selection_seeds = [300, 301]
-selection_iters = [6000]
+selection_iters = 6000
 rate_of = {
     "wide": "sigmoid",
     "headwise": "sigmoid",

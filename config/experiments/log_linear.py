@@ -38,7 +38,7 @@ data = {"slices": "64/8", "vocab_size": 80, "train_size": 20_000, "val_size": 25
 learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [420, 421]
-selection_iters = [600]
+selection_iters = 600
 pool_rates = True
 
 pair_spread = 0.25  # of log steps, as in recall.py

@@ -18,7 +18,7 @@ seeds = [51, 52, 53, 54, 55]
 mixers = ["gla", "mamba2", "gated_deltanet"]
 variants = {"none": {}, "native": {"gate": "native"}, "both": {"gate": "native+elementwise"}}
 selection_seeds = [320, 321]
-selection_iters = [750]
+selection_iters = 750
 pool_rates = True
 
 claim_base = {"contrast": {"native": 1, "both": -1}, "pool": mixers, "above": 0, "sides": 1}

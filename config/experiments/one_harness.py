@@ -25,7 +25,7 @@ seeds = [41, 42, 43, 44, 45, 46]
 mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet"]
 variants = {"none": {}, "sigmoid": {"gate": "elementwise"}}
 selection_seeds = [310, 311]
-selection_iters = [1500]
+selection_iters = 1500
 pool_rates = True
 scores = {"by position": {"lengths": [256]}}
 

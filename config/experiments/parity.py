@@ -36,7 +36,7 @@ data = {"task": "parity", "length": 32, "slices": [64], "val_size": 200}
 learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [400, 401]
-selection_iters = [500]
+selection_iters = 500
 pool_rates = True
 rate_of = {"monarch": "gated_deltanet", "monarch sigmoid": "gated_deltanet sigmoid"}
 

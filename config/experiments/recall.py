@@ -44,7 +44,7 @@ data = {"slices": "64/2,64/4,64/8,64/16", "vocab_size": 80, "train_size": 20_000
 learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [100, 101, 102]
-selection_iters = [600]  # at a constant rate, the first 600 steps of a run
+selection_iters = 600  # at a constant rate, the first 600 steps of a run
 pool_rates = True
 selection_base = {"meters": False}
 

@@ -22,7 +22,7 @@ arms = {}
 data = {"slices": "64/8,64/16", "vocab_size": 64}
 learning_rates = [3e-3, 1e-2, 3e-2]
 selection_seeds = [120, 121]
-selection_iters = [500]
+selection_iters = 500
 select_by = "last"
 pair_spread = 0.1  # of accuracy; in an earlier design, which ended before and after the transition, it was 0.18
 

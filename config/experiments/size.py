@@ -21,7 +21,7 @@ arms = {
     "large sigmoid": {"n_layer": 6, "n_embd": 192, "n_head": 6, "max_iters": 3000, "gate": "elementwise"},
 }
 selection_seeds = [330, 331]
-selection_iters = [1500]
+selection_iters = 1500
 
 claim_base = {"above": 0, "sides": 1}
 claims = {

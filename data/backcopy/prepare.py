@@ -73,40 +73,26 @@ def main(argv):
 
 
 def chain_of(config):
-    """The alphabet, and the probabilities of the chain: pairs (K + 1, K + 1) and first character (K + 1,), by id."""
+    """The alphabet, and the probabilities of the chain by id: pairs (K + 1, K + 1) and first character (K + 1,)."""
     text = "".join(read_sources().values()) if config.text is None else read_text(Path(config.text))
-    alphabet, ids = most_frequent(text, config.characters)
-    if not config.triggers < config.characters == len(alphabet):
-        what = f"must be more than triggers={config.triggers}, and at most {len(set(text))}, those of the text"
-        raise UserError(f"characters={config.characters}: {what}")
-    table, counts = pair_table(ids, len(alphabet))
-    first = np.where(np.arange(len(counts)) > config.triggers, counts, 0)  # id 0 and the triggers: no first character
-    return alphabet, table, first / first.sum()
-
-
-def most_frequent(text, n):
-    """The n most frequent characters as one string, and the text as their ids, 1..n; 0 stands for any other one."""
+    n, n_found = config.characters, len(set(text))
+    if not config.triggers < n <= n_found:
+        what = f"must be more than triggers={config.triggers}, and at most {n_found}, those of the text"
+        raise UserError(f"characters={n}: {what}")
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    counts = np.bincount(codes)
-    order = np.argsort(-counts, kind="stable")[:n]  # of two that are as frequent, the one of the smaller code
-    order = order[counts[order] > 0]
-    ids = np.zeros(len(counts), np.int64)
-    ids[order] = np.arange(1, len(order) + 1)
-    return "".join(map(chr, order)), ids[codes]
-
-
-def pair_table(ids, n):
-    """Of a text as ids 0..n: P(next | character) as (n + 1, n + 1), and how often each id occurs (n + 1,).
-
-    Row and column 0, of characters outside the alphabet, are 0. A character that no other one follows is followed by
-    any character, as often as that one occurs.
-    """
-    pairs = np.bincount(ids[:-1] * (n + 1) + ids[1:], minlength=(n + 1) ** 2).reshape(n + 1, n + 1)
+    by_code = np.bincount(codes)
+    order = np.argsort(-by_code, kind="stable")[:n]  # of two that are as frequent, the one of the smaller code
+    id_of = np.zeros(len(by_code), np.int64)  # 0: outside the alphabet
+    id_of[order] = np.arange(1, n + 1)
+    ids = id_of[codes]
     counts = np.bincount(ids, minlength=n + 1)
-    pairs[:, 0], counts[0] = 0, 0
-    pairs[pairs.sum(1) == 0] = counts
+    pairs = np.bincount(ids[:-1] * (n + 1) + ids[1:], minlength=(n + 1) ** 2).reshape(n + 1, n + 1)
+    counts[0], pairs[:, 0] = 0, 0
+    pairs[pairs.sum(1) == 0] = counts  # what no other character follows is followed by any, as often as that one occurs
     pairs[0] = 0
-    return pairs / np.maximum(pairs.sum(1, keepdims=True), 1), counts
+    table = pairs / np.maximum(pairs.sum(1, keepdims=True), 1)
+    first = np.where(np.arange(n + 1) > config.triggers, counts, 0)  # id 0 and the triggers: no first character
+    return "".join(map(chr, order)), table, first / first.sum()
 
 
 def generate(rng, rows, seq_len, table, first, triggers, first_token=True):

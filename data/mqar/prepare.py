@@ -116,50 +116,48 @@ def chance(config) -> float:
     return sum(asked / values for values, asked in shown) / sum(asked for _, asked in shown)
 
 
-def generate(rng, rows, seq_len, pairs, *, size=2, updates=0, vocab_size=8192, queries=None, power=0.01, filler="zero"):
-    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16. size: of SIZES."""
-    queries, shown, slots = queries or pairs, size * (pairs + updates), seq_len // size - pairs - updates
-    chance = np.arange(1, slots + 1) ** (power - 1.0)
+def generate(rng, rows, config, seq_len, pairs):
+    """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16."""
+    size, updates, vocab_size = SIZES[config.task], updates_of(config, pairs), config.vocab_size
+    queries, shown, slots = config.queries or pairs, size * (pairs + updates), seq_len // size - pairs - updates
+    chance = np.arange(1, slots + 1) ** (config.power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
     for start in range(0, rows, BLOCK):
         tokens, labels = examples[start : start + BLOCK].swapaxes(0, 1)  # each (n, seq_len), views
-        n = len(tokens)
+        n, row = len(tokens), np.arange(len(tokens))[:, None]
         of_task = draw_grid(rng, n, pairs, vocab_size) if size == 3 else draw_pairs(rng, n, pairs, updates, vocab_size)
-        tokens[:, :shown], keys, values, used = of_task
+        tokens[:, :shown], keys, values = of_task
 
         asked = np.sort(draw(rng, n, queries, 0, pairs), axis=1)  # (n, queries): which pairs
         # clocks that ring at the rates `chance` draw slots without replacement
         race = rng.exponential(size=(n, slots)) / chance
-        first = np.argpartition(race, queries - 1, axis=1)[:, :queries]
-        order = np.argsort(np.take_along_axis(race, first, axis=1), axis=1)
-        positions = shown + size * np.take_along_axis(first, order, axis=1)
+        positions = shown + size * np.argsort(race, axis=1)[:, :queries]
 
-        if filler == "random":
-            tokens[:, shown:] = draw_other(rng, used, seq_len - shown, vocab_size)
+        if config.filler == "random":
+            tokens[:, shown:] = draw_other(rng, tokens[:, :shown], seq_len - shown, vocab_size)
         for i, part in enumerate(keys):
-            np.put_along_axis(tokens, positions + i, np.take_along_axis(part, asked, axis=1), axis=1)
-        np.put_along_axis(labels, positions + size - 2, np.take_along_axis(values, asked, axis=1), axis=1)
+            tokens[row, positions + i] = part[row, asked]
+        labels[row, positions + size - 2] = values[row, asked]
     return examples
 
 
 def draw_pairs(rng, n, pairs, updates, vocab_size):
-    """What recall and forgetting show (n, 2 (pairs + updates)), [keys], the values that count, and the ids used."""
-    keys = draw(rng, n, pairs, 1, vocab_size // 2)
-    values = draw(rng, n, pairs + updates, vocab_size // 2, vocab_size)
+    """What recall and forgetting show (n, 2 (pairs + updates)), [keys], and the values that count (n, pairs)."""
+    row, half = np.arange(n)[:, None], vocab_size // 2
+    keys, values = draw(rng, n, pairs, 1, half), draw(rng, n, pairs + updates, half, vocab_size)
     updated, last = draw(rng, n, updates, 0, pairs), values[:, :pairs].copy()
-    np.put_along_axis(last, updated, values[:, pairs:], axis=1)
-    shown_keys = np.concatenate([keys, np.take_along_axis(keys, updated, axis=1)], axis=1)
-    return np.stack([shown_keys, values], axis=2).reshape(n, -1), [keys], last, np.concatenate([keys, values], axis=1)
+    last[row, updated] = values[:, pairs:]
+    shown_keys = np.concatenate([keys, keys[row, updated]], axis=1)
+    return np.stack([shown_keys, values], axis=2).reshape(n, -1), [keys], last
 
 
 def draw_grid(rng, n, pairs, vocab_size):
-    """What composition shows (n, 3 pairs), [first keys, second keys], values, and the ids used."""
-    side, third = math.isqrt(pairs), vocab_size // 3
+    """What composition shows (n, 3 pairs), [first keys, second keys], and the values, each (n, pairs)."""
+    row, side, third = np.arange(n)[:, None], math.isqrt(pairs), vocab_size // 3
     firsts, seconds = draw(rng, n, side, 1, third), draw(rng, n, side, third, 2 * third)
     cells, values = draw(rng, n, pairs, 0, pairs), draw(rng, n, pairs, 2 * third, vocab_size)
-    keys = [np.take_along_axis(firsts, cells // side, axis=1), np.take_along_axis(seconds, cells % side, axis=1)]
-    used = np.concatenate([firsts, seconds, values], axis=1)
-    return np.stack([*keys, values], axis=2).reshape(n, -1), keys, values, used
+    keys = [firsts[row, cells // side], seconds[row, cells % side]]
+    return np.stack([*keys, values], axis=2).reshape(n, -1), keys, values
 
 
 def draw(rng, n, count, low, high):
@@ -173,40 +171,37 @@ def draw(rng, n, count, low, high):
     return drawn
 
 
-def draw_other(rng, context, count, vocab_size):
-    """(n, count) tokens of 1..vocab_size-1, none of them in the same row of `context` (n, used), which are distinct."""
-    n, used = context.shape
+def draw_other(rng, shown, count, vocab_size):
+    """(n, count) tokens of 1..vocab_size-1, none of them in the same row of `shown` (n, tokens)."""
+    shown, row = np.sort(shown.astype(np.int64), axis=1), np.arange(len(shown))[:, None]
+    used = shown[np.diff(shown, prepend=0, axis=1) > 0].reshape(len(shown), -1)  # each once: as many in each row
+    n_used = used.shape[1]
     # the rank among the allowed tokens; there is at least one: parse_slices sees to that
-    rank = rng.integers(1, vocab_size - used, size=(n, count))
+    rank = rng.integers(1, vocab_size - n_used, size=(len(shown), count))
     # the allowed token of rank r is r + the number of used tokens below it, u_0 < u_1 < ... with u_i - i <= r
-    shifted = np.sort(context, axis=1).astype(np.int64) - np.arange(used)
-    row = np.arange(n)[:, None]
-    below = np.searchsorted((shifted + row * vocab_size).ravel(), rank + row * vocab_size, side="right") - row * used
-    return rank + below
+    flat = (used - np.arange(n_used) + row * vocab_size).ravel()
+    return rank + np.searchsorted(flat, rank + row * vocab_size, side="right") - row * n_used
 
 
 def generate_splits(config, slices):
     """{"train": [(rows of a slice, facts)], "val": ...}. No row is in both, and no slice depends on another."""
-    names = ("vocab_size", "queries", "power", "filler")
     splits = {"train": [], "val": []}
     for seq_len, pairs in slices:
-        settings = {name: getattr(config, name) for name in names}
-        settings |= {"size": SIZES[config.task], "updates": updates_of(config, pairs)}
         rngs = [np.random.default_rng([config.seed, i, seq_len, pairs]) for i in range(2)]
-        train = generate(rngs[0], config.train_size, seq_len, pairs, **settings)
-        val = generate(rngs[1], config.val_size, seq_len, pairs, **settings)
+        train = generate(rngs[0], config.train_size, config, seq_len, pairs)
+        val = generate(rngs[1], config.val_size, config, seq_len, pairs)
         rows = {row.tobytes() for row in train[:, 0]}
         for _ in range(100):
             seen = [i for i, row in enumerate(val[:, 0]) if row.tobytes() in rows]
             if not seen:
                 break
-            val[seen] = generate(rngs[1], len(seen), seq_len, pairs, **settings)
+            val[seen] = generate(rngs[1], len(seen), config, seq_len, pairs)
         else:
             what = f"so few rows are possible that {len(seen)} for validation are also for training"
             raise UserError(f"slice {seq_len}/{pairs}: {what}; raise vocab_size or lower train_size")
-        facts = {"slice": f"{seq_len}/{pairs}", "pairs": pairs}
         for split, examples in (("train", train), ("val", val)):
-            splits[split].append((np.pad(examples, ((0, 0), (0, 0), (config.shift, 0))), facts))
+            padded = np.pad(examples, ((0, 0), (0, 0), (config.shift, 0)))
+            splits[split].append((padded, {"slice": f"{seq_len}/{pairs}", "pairs": pairs}))
     return splits
 
 

@@ -120,22 +120,18 @@ def runs_of(text):
     return {tuple(lines[i : i + RUN]) for i in range(max(1, len(lines) - RUN + 1))}
 
 
-def unit_of(name):
-    """The top-level package or module that a path belongs to."""
-    return name.partition("/")[0].removesuffix(".py")
-
-
 def split_units(texts, config):
     """{"train": {path: text}, "val": ...} of {path: text}. Raises UserError if nothing is left for training."""
     sizes, units = {name: len(text.encode()) for name, text in texts.items()}, collections.Counter()
+    unit_of = {name: name.partition("/")[0].removesuffix(".py") for name in texts}  # its top-level package or module
     for name, size in sizes.items():
-        units[unit_of(name)] += size
+        units[unit_of[name]] += size
     most = config.most_bytes or math.inf
     room = config.val_fraction * min(most, sum(sizes.values()))
     by_hash = sorted(units, key=lambda unit: hashlib.sha256(unit.encode()).digest())
     chosen = fitting({unit: units[unit] for unit in by_hash if units[unit] <= room / 6}, room)
     chosen = chosen or [min(units, key=units.get)]
-    val = {name: text for name, text in texts.items() if unit_of(name) in chosen}
+    val = {name: text for name, text in texts.items() if unit_of[name] in chosen}
     others = [name for name in texts if name not in val]
     order = np.random.default_rng(config.seed).permutation(len(others))
     train = fitting({others[i]: sizes[others[i]] for i in order}, most - sum(sizes[name] for name in val))

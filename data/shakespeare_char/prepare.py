@@ -36,19 +36,18 @@ class Config(Output):
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    data = read_regular(config.from_file, 1 << 24) if config.from_file else download()
+    if config.from_file:
+        data = read_regular(config.from_file, 1 << 24)
+    else:
+        words = f"{URL}: cannot be downloaded; --from_file=FILE takes a copy"
+        with one_line(words), urllib.request.urlopen(URL, timeout=60) as answer:
+            data = answer.read()
     if (found := hashlib.sha256(data).hexdigest()) != SHA256:
         raise UserError(f"{config.from_file or URL}: is not tinyshakespeare: its sha256 is {found}, not {SHA256}")
     text, cut = data.decode(), len(data) * 9 // 10
     about = made_by(config, GENERATOR, VERSION) | dict(name="shakespeare_char")
     splits = {"train": [text[:cut]], "val": [text[cut:]]}
     report(write_stream(out_dir, splits, tokenizer=get_tokenizer("byte"), **about), out_dir)
-
-
-def download():
-    words = f"{URL}: cannot be downloaded; --from_file=FILE takes a copy"
-    with one_line(words), urllib.request.urlopen(URL, timeout=60) as answer:
-        return answer.read()
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ order. The first row of training for length 8, data seed 0 and run seed 0; a dot
                 label    7 109  35  45 100  81  14  41
 
 The sources of arithmetic label only the end of an expression; here every prefix counts, as in word problems. Rows of
-training are no files: each is drawn once, from the seeds and its number (data/drawn.py), so none can be memorised. Each
-length of validation is a slice, and counts only positions beyond the length before: 32 all of them, 64 those beyond 32.
-block_size must be at least the longest.
+training are no files: each is drawn once, from the seeds and its number (data/drawn.py). Each length of validation is a
+slice, and counts only positions beyond the length before. block_size must be at least the longest.
 """
 
 import sys
@@ -59,15 +58,14 @@ def main(argv):
     if sorted(set(lengths)) != lengths:
         raise UserError(f"slices={config.slices}: must grow, and be longer than length={config.length}")
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    about = made_by(config, GENERATOR, VERSION) | {"name": config.task, "tokenizer": f"states/{config.task}"}
-    about |= {"vocab_size": TASKS[config.task][2]}
+    about = dict(name=config.task, tokenizer=f"states/{config.task}", vocab_size=TASKS[config.task][2])
     about["drawn"] = {"task": config.task, "length": config.length, "seed": config.seed, "version": VERSION}
     slices = []
     for length, before in zip(lengths, [0, *lengths], strict=False):
         tokens, labels = rows(config.task, length, f"{config.seed} val", 0, config.val_size)
         labels[:, :before] = 0
         slices.append((np.stack([tokens, labels], axis=1), {"slice": str(length)}))
-    report(write_examples(out_dir, {"val": slices}, **about), out_dir)
+    report(write_examples(out_dir, {"val": slices}, **about, **made_by(config, GENERATOR, VERSION)), out_dir)
 
 
 def chance(config) -> float:

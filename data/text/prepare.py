@@ -24,6 +24,7 @@ import configurator
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, fitting, made_by, report, write_stream
+from runs.files import find_path
 
 GENERATOR = "data/text/prepare.py"
 VERSION = 2  # 2: blank files are left out, linked folders are read
@@ -63,8 +64,7 @@ def find_files(paths, ext):
     """The named files, and the files in the named folders that end in one of `ext`: sorted, once each, none blank."""
     found = []
     for path in paths:
-        if not os.path.exists(path):
-            raise UserError(f"{path}: no such file or folder")
+        find_path(path)
         inside = glob.iglob(f"{glob.escape(path)}/**", recursive=True, include_hidden=True)
         found += [file for file in inside if file.endswith(tuple(ext))] if os.path.isdir(path) else [path]
     # by real path: the same text in training and in validation would make the loss meaningless
@@ -84,8 +84,7 @@ def read_text(file):
 
 
 def validation_files(files, config):
-    """Those that are for validation. In a random order, each file is taken that keeps validation at or below
-    val_fraction of the total size. If no file is small enough, the smallest one is taken."""
+    """In a random order, each that keeps validation at or below val_fraction of all; if none does, the smallest."""
     sizes = [file.stat().st_size for file in files]
     order = np.random.default_rng(config.seed).permutation(len(sizes)).tolist()
     taken = fitting({i: sizes[i] for i in order}, config.val_fraction * sum(sizes))

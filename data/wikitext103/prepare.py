@@ -106,16 +106,14 @@ def read_parquet(file):
 
 def describe(data, source, version):
     """What identifies the text, for meta.json. A text with the published number of lines is the whole split."""
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    lines, published = data.count(b"\n") + (not data.endswith(b"\n")), WORDS[source]
     is_whole = lines == LINES[source]
     facts = {"source": source, "sha256": hashlib.sha256(data).hexdigest(), "lines": lines, "whole": is_whole}
-    if is_whole and version == "tokens":
-        words = sum(map(count_words, documents(data)))
-        if words != WORDS[source]:
-            what = f"{source}: has {words:,} words, where {WORDS[source]:,} are published"
-            raise UserError(f"{what}; the copy is damaged or not the tokenised version")
+    if is_whole and version == "tokens" and (words := sum(map(count_words, documents(data)))) != published:
+        what = f"{source}: has {words:,} words, where {published:,} are published"
+        raise UserError(f"{what}; the copy is damaged or not the tokenised version")
     # word perplexities of the raw version, too, are published per word of the tokenised version
-    return facts | ({"published_words": WORDS[source]} if is_whole else {})
+    return facts | ({"published_words": published} if is_whole else {})
 
 
 def documents(data):

@@ -11,7 +11,7 @@ learning_rates = [1e-3, 3e-3, 1e-2]
 selection_seeds = [100, 101]
 select_by = "last"
 pool_rates = True
-selection_iters = [300]
+selection_iters = 300
 selection_base = {"meters": False, "eval_whole": False}  # a sample is enough to choose a rate by
 pair_spread = 0.02  # in nats, of a pilot of text.py: 600 steps at one rate, seeds 0 to 3
 
