@@ -36,9 +36,9 @@ configurator.begin(__name__, ExportConfig, __doc__, positional=None)
 import os
 from pathlib import Path
 
+from hub.export_hf import write_folder
+from hub.huggingface import export_to, read_folder
 from runs.checkpoint import ALL, import_safetensors, load, save
-from runs.export_hf import write_folder
-from runs.huggingface import export_to, read_folder
 
 
 def main(argv: list[str]) -> None:

@@ -7,7 +7,7 @@ What train.py puts in one: model, model_args, new (the parameters that the weigh
 scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
 vocab_size, first_ids, maybe alphabet, mask_documents, mixture), dtype, code_sha256, code_files ({file: its sha256}),
 versions. A folder that export.py wrote has model, model_args, iter_num and data, and is loaded in the same way. Both
-have a format number. A folder of transformers is read as export.py --from_hf reads it (runs/huggingface.py).
+have a format number. A folder of transformers is read as export.py --from_hf reads it (hub/huggingface.py).
 """
 
 import json
@@ -184,7 +184,7 @@ def _load_folder(path):
     library, about = import_safetensors(), read_json(path.with_name("config.json"), infinity=True)
     about = about if isinstance(about, dict) else {}
     if not about.keys().isdisjoint(("model_type", "ssm_cfg")):  # the second: Mamba-2 of its authors
-        from runs import huggingface  # which imports this file
+        from hub import huggingface  # which imports this file
 
         return huggingface.checkpoint_of(path.parent)[0] | {"format": FORMAT}
     with one_line(f"{path}: damaged, or no safetensors"):

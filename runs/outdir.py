@@ -170,10 +170,8 @@ def code_of_the_project() -> list[str]:
 
 
 def check_same_start(processes: Processes, config: Any, paths: Collection[str]) -> None:
-    """Raises UserError, on every process, unless all have the same code and keys, but for threads and those in paths.
-
-    What lies at the paths is for the caller to compare.
-    """
+    """Raises UserError, on every process, unless all have the same code and keys, but for threads and those in paths:
+    what lies there is for the caller to compare."""
     if processes.world_size > 1:
         keys = dataclasses.asdict(config) | dict.fromkeys((*paths, "threads"))
         processes.check_same(keys, "the config", "start all processes with the same keys")

@@ -17,8 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import train
 from data.shards import open_dataset
+from hub.huggingface import translated
 from model import GPT, GPTConfig
-from runs.huggingface import translated
 
 KEYS = dict(
     n_layer=2, n_head=2, block_size=24, batch_size=2, learning_rate=3e-3, min_lr=3e-4, warmup_iters=5,

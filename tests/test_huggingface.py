@@ -30,9 +30,9 @@ from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
+from hub import families
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import families
 
 SIZES = dict(
     vocab_size=300, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,

@@ -16,9 +16,9 @@ from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttenti
 import configurator
 import model as nanogate
 from gate import parse_gate
+from hub.families import KEYS
 from model import MIXERS, GPTConfig
 from ops import layers
-from runs.families import KEYS
 
 B, T, C, H, D = 2, 100, 64, 4, 16
 TOLERANCE = 1e-5

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import torch
 
 from configurator import UserError, show
+from hub import families_linear
 from keys import WITH_ROPE_LENGTH
 from model import GPTConfig
-from runs import families_linear
 from runs.rules import Rule, wrong_field
 
 GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight

@@ -1,4 +1,4 @@
-"""A checkpoint of ours as a folder that transformers or fla loads: the tables of runs/families.py, read backwards.
+"""A checkpoint of ours as a folder that transformers or fla loads: the tables of hub/families.py, read backwards.
 
 The config.json is read back before anything is written, and a key that does not come back is refused by its name.
 """
@@ -11,13 +11,13 @@ import torch
 
 import configurator
 from configurator import UserError, check_choice
+from hub import families_linear
+from hub.families import BY_LAYER, FAMILIES, GATED, KEYS_OF_DELTA, LENGTH, ROPES, keys_of, parts_of
+from hub.huggingface import export_to
 from keys import WITH_ROPE_LENGTH, word_of
 from model import GPTConfig
-from runs import families_linear
 from runs.checkpoint import load
-from runs.families import BY_LAYER, FAMILIES, GATED, KEYS_OF_DELTA, LENGTH, ROPES, keys_of, parts_of
 from runs.files import find_checkpoint
-from runs.huggingface import export_to
 from runs.memory import without_data
 from runs.notes import unused_keys
 

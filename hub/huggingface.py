@@ -3,7 +3,7 @@
     read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint's folder
     checkpoint_of(Path("Qwen3-0.6B"))               the same as a dict, which checkpoint.load takes
 
-The tables are in runs/families.py. Files are mapped: a tensor that stays as it is takes no memory.
+The tables are in hub/families.py. Files are mapped: a tensor that stays as it is takes no memory.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ import torch
 import configurator
 from configurator import UserError
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
+from hub.families import FAMILIES, family_of, keys_of, parts_of
 from model import GPTConfig
 from runs.checkpoint import check_tensors, import_safetensors, load_torch, save_folder
-from runs.families import FAMILIES, family_of, keys_of, parts_of
 from runs.files import claim, new_folder, one_line, read_json, switch, write_whole
 from runs.memory import without_data
 from runs.rules import wrong_field
