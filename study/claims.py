@@ -16,7 +16,7 @@ TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are a
 
 RATIO = "ratio of steps"
 BY_LOG = ("log", "log_steps")  # numbers that are compared by their logarithms
-SHARES = {"share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "gate_below_0.1"}  # meters
+SHARES = {"share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "gate_below_0.1", "induction"}  # meters
 NATS, AS_IT_IS = "nats a token", "as in the rows"
 UNIT_OF = {
     "accuracy": "points", "slices": "points", "val_loss": NATS, "loss": NATS, "perplexity": AS_IT_IS,

@@ -52,8 +52,9 @@ def contrast(rows: list[dict], weights: dict[str, float], path: Sequence[str]) -
 
 
 def look_up(row: dict, path: Iterable[str]) -> Any:
-    """The value at the end of the path, ["scores", "longer", "slices", "320/40"], or None; a number of the learning
-    curve, ["log_steps", 0.9] (curves.METRICS); or the logarithm of what the rest leads to, ["log", "val_loss"]."""
+    """The value at the end of the path, ["scores", "longer", "slices", "320/40"], or None; the largest of a list, as of
+    the heads of ["meters", "induction"]; a number of the learning curve, ["log_steps", 0.9] (curves.METRICS); or the
+    logarithm of what the rest leads to, ["log", "val_loss"]."""
     first, *rest = path
     if first in curves.METRICS:
         return curves.METRICS[first](row, *rest)
@@ -62,7 +63,10 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
         return value if not isinstance(value, int | float) else math.log(value) if value > 0 else None
     for name in path:
         row = row.get(name) if isinstance(row, dict) else None
-    return row
+    values = [row]
+    while any(isinstance(value, list) for value in values):
+        values = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return max((value for value in values if value is not None), default=None)
 
 
 def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:

@@ -86,6 +86,12 @@ claims = {
         "sides": 1,
         "family": "where",
     },
+    # looked at after the first seeds: the largest score of a head, at the end
+    "without a gate a head does more induction than with the sigmoid gate": {
+        "contrast": {"none": 1, "sigmoid": -1},
+        "of": ["meters", "induction"],
+        "exploratory": True,
+    },
 }
 
 base = {"max_iters": 6000}
