@@ -18,7 +18,7 @@ CEILINGS = {  # what: at most
     "lines: tests": 11_850,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
-    "lines: config": 1_690,
+    "lines: config": 1_700,
     "lines: study + experiment.py": 2_680,
     "lines: runs": 2_300,
     "lines: speed + bench.py": 800,

@@ -94,7 +94,7 @@ def test_two_of_eight_workers_are_killed_and_every_run_has_exactly_one_row(tmp_p
     assert [worker.exitcode for worker in workers] == [-signal.SIGKILL] * 2 + [0] * 6
     rows = read_jsonl(tmp_path / "rows.jsonl")
     expected = [run for choice in choose_rates(config, rows) for run in choice["runs"]]
-    assert len(rows) == len(expected) + 16 == 2 * 2 * (3 + 2) + 2 * 2 + 16  # the smallest of equal rates is at the edge
+    assert len(rows) == len(expected) + 16 == 2 * 2 * (3 + 1) + 16  # the smallest of equal rates is at the edge
     assert len({text_of(row) for row in rows}) == len(rows)
     assert len({row["made_by"] for row in rows}) >= 6  # nobody was idle
     assert any("waiting for" in file.read_text() for file in tmp_path.glob("said.*"))
