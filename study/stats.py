@@ -63,7 +63,7 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
         return value if not isinstance(value, int | float) else math.log(value) if value > 0 else None
     for name in path:
         row = row.get(name) if isinstance(row, dict) else None
-    values = [row]
+    values: list[Any] = [row]
     while any(isinstance(value, list) for value in values):
         values = [one for value in values for one in (value if isinstance(value, list) else [value])]
     return max((value for value in values if value is not None), default=None)
