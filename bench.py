@@ -35,17 +35,23 @@ from speed.gpu import bench_gpu, page
 from speed.report import Report
 
 PARTS = {
-    "train": bench_train, "overhead": bench_overhead, "length": bench_length, "decode": bench_decode,
-    "ops": bench_ops, "gaterun": bench_gaterun, "gpu": bench_gpu,
-}  # fmt: skip
+    "train": bench_train,
+    "overhead": bench_overhead,
+    "length": bench_length,
+    "decode": bench_decode,
+    "ops": bench_ops,
+    "gaterun": bench_gaterun,
+    "gpu": bench_gpu,
+}
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(BenchConfig, argv, positional="what")
     for name in config.what:
         check_choice("what", name, (*PARTS, "all"))
-    config.threads, config.device = cpu_threads(config.threads), pick_device(config.device)
+    config.threads = cpu_threads(config.threads)
     torch.set_num_threads(config.threads)
+    config.device = pick_device(config.device)
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do

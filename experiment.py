@@ -101,12 +101,12 @@ class ExperimentConfig:
         """Raises UserError for a name or a key that could lead out of out_dir: runs' folders and scores' files bear the
         names of arms and scores."""
         named = [(kind, *entry) for kind in ("arms", "variants", "scores") for entry in getattr(self, kind).items()]
-        named += [("name", self.name, {}), ("base, selection_base", "runs", self.base | self.selection_base)]
-        for kind, name, keys in named:
+        for kind, name, _ in [*named, ("name", self.name, {})]:
             is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
             if not is_text or name[0] == "." or {"/", "\\"} & set(name) or len(name.encode()) > 80:
                 words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin with no dot"
                 raise UserError(f"{kind}: {show(name)}: {words}")
+        for kind, name, keys in [*named, ("base", "", self.base), ("selection_base", "", self.selection_base)]:
             if taken := sorted(OURS[kind == "scores"] & keys.keys()):
                 raise UserError(f"{kind}: {name}: {taken[0]}: the experiment sets it, so that files stay in out_dir")
 

@@ -52,6 +52,9 @@ class Levels(nn.Module):
         self.proj = nn.Linear(config.n_embd, n_head * self.n_levels, bias=False)
         self.scale = None if self.is_merged else nn.Parameter(torch.empty(n_head * self.n_levels))
 
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        start.fill_(1.0)
+
     def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
         y = at_least_float32(self.proj(x))
         if not self.is_merged:

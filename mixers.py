@@ -113,6 +113,9 @@ class Monarch(Mixer):
         self.block_gates = ZeroLinear(config.n_embd, H * 2 * m, bias_start=4.0)
         self.skew = nn.Parameter(torch.empty(2 * H * m**3))  # flat: a 1-D parameter gets no weight decay
 
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        start.normal_(0.0, 0.02, generator=generator)
+
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, n or D)

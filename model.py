@@ -489,10 +489,10 @@ class GPT(nn.Module):
         | RMSNorm, LayerNorm; all biases           | 1; 0                                                |
         | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
         | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
-        | D, kq_bias, scale of levels              | 1                                                   |
-        | monarch's skew, sink logits              | N(0, s)                                             |
+        | D, kq_bias                               | 1                                                   |
         | ZeroLinear (gates that are not native)   | 0, its bias gate_bias; monarch's block_gates 4      |
         | Gate: static; slope                      | gate_bias or 0; 1                                   |
+        | Levels: scale; Monarch: skew; Sink: logit| 1; N(0, 0.02); N(0, 0.02)                           |
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
 
         From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
@@ -515,10 +515,8 @@ class GPT(nn.Module):
             elif name == "dt_bias":
                 dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
                 start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
-            elif name in ("D", "kq_bias", "scale"):
+            elif name in ("D", "kq_bias"):
                 start.fill_(1.0)
-            elif name in ("skew", "logit"):
-                start.normal_(0.0, 0.02, generator=generator)
             elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
                 start.fill_(1.0 if name == "weight" else 0.0)
             elif isinstance(module, nn.Linear) and name == "bias":

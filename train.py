@@ -20,6 +20,7 @@ from keys import GPTConfig, TrainConfig
 configurator.begin(__name__, TrainConfig, __doc__)  # imports no torch: a slip in the command line is told at once
 
 import collections
+import copy
 import dataclasses
 import functools
 import itertools
@@ -88,6 +89,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     is_row = dataset.kind == "examples" or dataset.mask_documents
     dataset.examples_per_epoch("val", config.block_size if is_row else 1)
+    config = copy.copy(config)
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
@@ -307,7 +309,7 @@ def train(
         sys.exit(1)
 
     logged_at = (first_step, time.perf_counter())
-    started = logged_at[1] - seconds_before
+    started = logged_at[1] - seconds_before  # as if the run had never stopped
     losses = [row["loss"] for row in out.kept if row["event"] == "train"]  # a resumed run has some already
     # rank 0 has read them, and every rank must come to the same end
     evaluations = processes.from_main([row for row in out.kept if row["event"] == "eval"])
@@ -341,12 +343,19 @@ def train(
                 best_val_loss = min(best_val_loss, row["val_loss"])
                 out.log(**row)
             checkpoint = about | {  # all that the rest of the run depends on
-                "model": model.state_dict(), "model_args": model_args(config), "new": new,
-                "optimizer": optimizer_state(optimizers), "scaler": scaler.state_dict(), "rng": torch.get_rng_state(),
-                "iter_num": step, "best_val_loss": best_val_loss,
-                "seconds": time.perf_counter() - started, "eval_seconds": eval_seconds,
-                "data": data, "versions": versions(),
-            }  # fmt: skip
+                "model": model.state_dict(),
+                "model_args": model_args(config),
+                "new": new,
+                "optimizer": optimizer_state(optimizers),
+                "scaler": scaler.state_dict(),
+                "rng": torch.get_rng_state(),
+                "iter_num": step,
+                "best_val_loss": best_val_loss,
+                "seconds": time.perf_counter() - started,
+                "eval_seconds": eval_seconds,
+                "data": data,
+                "versions": versions(),
+            }
             out.save(checkpoint, is_best)
             saved_step, logged_at = step, (step, time.perf_counter())
         if signal_number:

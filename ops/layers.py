@@ -99,6 +99,9 @@ class Sink(nn.Module):
         self.logit = nn.Parameter(torch.empty(n_head)) if config.sink == "head" else None
         self.proj = nn.Linear(config.n_embd, n_head, bias=False) if config.sink == "token" else None
 
+    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
+        start.normal_(0.0, 0.02, generator=generator)  # as in gpt-oss
+
     def forward(self, x: Tensor) -> Tensor:
         if self.proj is not None:
             return self.proj(x).mT

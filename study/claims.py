@@ -291,7 +291,8 @@ def claims_table(judged: list[dict]) -> str:
 def numbers_of(claim: dict) -> str:
     """The mean of a claim, its intervals and its tests, in words."""
     number = number_shown(claim)
-    interval = "95% interval" if claim["sides"] == 2 else "one-sided 95% bounds"
+    level = f"{100 * (1 - stats.LEVEL):g}%"
+    interval = f"{level} interval" if claim["sides"] == 2 else f"one-sided {level} bounds"
     parts = [f"{number(claim['mean'])}, exact {interval} {number(claim['low'])} to {number(claim['high'])}"]
     if claim["identical"]:
         parts[0] += ", identical in all seeds"

@@ -6,6 +6,7 @@ python -m pytest tests/test_readme.py
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import house
 import pytest
@@ -122,6 +123,26 @@ HEADLINES = [
     ("recall_hard", "the sigmoid gate changes", "1.3", ["results/README.md"]),
     ("recall_hard", "the wide one gate changes", "-2.3", ["results/README.md"]),
 ]
+
+
+def test_the_page_says_of_horizon_what_its_rows_hold():
+    runs, page = {}, (ROOT / "results" / "README.md").read_text()
+    for line in (ROOT / "results" / "horizon" / "rows.jsonl").read_text().splitlines():
+        if "purpose" not in (row := json.loads(line)):
+            runs.setdefault(row["arm"], {})[row["seed"]] = row
+    for part in ("near", "far", "repeated", "elsewhere"):  # the table of gains
+        short, full = (
+            fmean(run["loss"][part] - runs["sigmoid" + length][seed]["loss"][part] for seed, run in by_seed.items())
+            for length, by_seed in ((" 1,500", runs["none 1,500"]), ("", runs["none"]))
+        )
+        assert f"| {short:.3f} | **{full:.3f}** |" in page
+    best = {arm: {seed: max(map(max, run["meters"]["induction"])) for seed, run in runs[arm].items()} for arm in runs}
+    learned = [seed for seed, score in best["none"].items() if score > 0.05]
+    behind = {seed: run["val_loss"] - runs["none"][seed]["val_loss"] for seed, run in runs["sigmoid"].items()}
+    least, most = min(behind[seed] for seed in learned), max(behind[seed] for seed in learned)
+    assert len(learned) == 6 and max(best["sigmoid"].values()) < 0.01 and f"{least:.3f} to {most:.3f} behind" in page
+    pruned = [run["scores"]["pruned"]["loss"] - run["val_loss"] for run in runs["sigmoid"].values()]
+    assert f"{min(pruned):.3f} to {max(pruned):.3f} higher" in page
 
 
 @pytest.mark.parametrize("experiment, claim, shown, pages", HEADLINES)
