@@ -52,7 +52,7 @@ class ExperimentConfig:
     scores_of: dict = key({}, "{score: the only arms that are scored so}")
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; the table counts them")
     claim_base: dict = key({}, "keys of every claim, unless it has others in their place")
-    claims: dict = key({}, '{claim: {"contrast": {arm: weight}, "above": threshold, ...}}: docs/experiments.md, Claims')
+    claims: dict = key({}, '{claim: {"contrast": "arm - arm", "above": threshold, ...}}: docs/experiments.md, Claims')
     ranks: dict = key({}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it")
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
@@ -171,7 +171,6 @@ class ExperimentConfig:
                 "in" in given and ("above" not in given or {"sides", "within", "family"} & given)
             ),
             f"{label}: of={show(path)}: must be names that lead to a number, or like ['lost', 0.9]": not is_path,
-            f"{label}: contrast={{}}: must have an arm with its weight": not claim["contrast"],
             f"{label}: in={claim.get('in')}: is more than the seeds of its arms": claim.get("in", 0) > n_seeds,
         })  # fmt: skip
 
@@ -192,7 +191,7 @@ from evaluate import EvaluateConfig
 from runs.outdir import write_text
 from runs.rules import wrong_field
 from study import claims, curves, ranks, report
-from study.arms import NAMES, WEIGHTS, all_arms, all_claims, arms_named, check_named, with_base
+from study.arms import NAMES, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
 from study.rows import read_rows, script_of, text_of
@@ -206,9 +205,9 @@ NUMBER = (float, -1e9, 1e9)
 # what each entry of a dict in the config holds, as rules of rules.wrong_field
 ENTRIES: dict = {
     "arms": {}, "variants": {"mixers?": NAMES}, "scores": {},
-    "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": WEIGHTS,
+    "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": {str: NUMBER},
     "claims": {
-        "contrast": WEIGHTS, "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
+        "contrast": (str, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
         "of?": [object, 1, 9], "sides?": (int, 1, 2), "in?": (int, 1, 999), "family?": (str, 1, 99),
         "exploratory?": (bool, 0, 1), "pool?": object, "each?": NAMES,
     },

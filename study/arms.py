@@ -5,21 +5,21 @@
 
 gives the arms "softmax", "softmax sigmoid", "gla", "gla sigmoid" and "gla native", each with its mixer as `attention`.
 
-    "it helps": {"contrast": {"sigmoid": 1, "none": -1}, "pool": mixers, "above": 0}
-    "it helps MIXER": {"contrast": {"sigmoid": 1, "none": -1}, "each": mixers, "above": 0}
+    "it helps": {"contrast": "sigmoid - none", "pool": mixers, "above": 0}
+    "it helps MIXER": {"contrast": "sigmoid - none", "each": mixers, "above": 0}
 
-The first claim is about the mean over the mixers, or about a weighted sum, {mixer: weight}; the second one stands for a
-claim in each.
+The first claim is about the mean over the mixers, or about a sum such as "gla - 0.5 * softmax"; the second one stands
+for a claim in each.
 """
 
 import itertools
+import re
 from collections.abc import Iterable
 
 import configurator
 from configurator import UserError, show
 from runs.rules import wrong_field
 
-WEIGHTS = {str: (float, -1e9, 1e9)}
 NAMES = [(str, 1, 80), 1, 99]
 PLACE = "MIXER"  # in the name of a claim in each mixer
 
@@ -62,6 +62,20 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
     return arms
 
 
+def weights_of(label: str, text: str) -> dict[str, float]:
+    """{name: weight} of a sum such as "0.5 * none - headwise". Raises UserError."""
+    first, *rest = re.split(r" ([+-]) ", text.strip())
+    terms = [("-" * first.startswith("-"), first.removeprefix("-")), *zip(rest[::2], rest[1::2], strict=True)]
+    weights: dict[str, float] = {}
+    for sign, term in terms:
+        weight, _, name = term.rpartition(" * ")
+        if name in weights or not re.fullmatch(r"(\d{1,9}(\.\d{1,9}|/[1-9]\d{,9})?)?", weight):
+            raise UserError(f"{label}={show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'")
+        top, _, bottom = (weight or "1").partition("/")
+        weights[name] = float(f"{sign}1") * float(top) / float(bottom or 1)
+    return weights
+
+
 def with_base(base: dict, claim: dict) -> dict:
     """The claim with the keys of claim_base. Its own threshold, and its pool or each, take the place of those there."""
     for kinds in ({"above", "other_than", "within"}, {"pool", "each"}):
@@ -74,23 +88,26 @@ def all_claims(config) -> dict[str, dict]:
     """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one of arms."""
     claims: list[tuple[str, dict]] = []
     for name, claim in config.claims.items():
-        kinds = {"pool", "each"} & claim.keys()
+        kinds, weights = {"pool", "each"} & claim.keys(), weights_of(f"claims: {name}: contrast", claim["contrast"])
         if not kinds:
-            claims.append((name, claim))
+            claims.append((name, claim | {"contrast": weights}))
             continue
         if len(kinds) > 1 or (kinds == {"each"}) != (PLACE in name):
             words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
             raise UserError(f"claims: {name}: {words}")
         (kind,), others = kinds, {key: claim[key] for key in claim if key not in kinds}
         mixers = claim[kind]
-        if wrong := wrong_field(mixers, WEIGHTS if isinstance(mixers, dict) else NAMES, kind):
+        if isinstance(mixers, str):
+            pool = mixers = weights_of(f"claims: {name}: {kind}", mixers)
+        elif wrong := wrong_field(mixers, NAMES, kind):
             raise UserError(f"claims: {name}: {wrong}")
+        else:
+            pool = dict.fromkeys(mixers, 1 / len(set(mixers)))
         check_named(f"claims: {name}: {kind}", mixers, config.mixers, "mixers")
-        check_named(f"claims: {name}", claim["contrast"], config.variants, "variants")
-        weights = mixers if isinstance(mixers, dict) else dict.fromkeys(mixers, 1 / len(set(mixers)))
+        check_named(f"claims: {name}", weights, config.variants, "variants")
         each = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers if kind == "each"]
-        for label, pool in each or [(name, weights)]:
-            pairs = itertools.product(pool.items(), claim["contrast"].items())
+        for label, of_mixers in each or [(name, pool)]:
+            pairs = itertools.product(of_mixers.items(), weights.items())
             contrast = {arm_name(mixer, variant): share * weight for (mixer, share), (variant, weight) in pairs}
             claims.append((label, others | {"contrast": contrast}))
     return configurator.refuse_twice(claims)

@@ -1,6 +1,5 @@
 """Rows of experiments made by hand, for the tests of what is made of rows: claims, rates, figures, tables."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -24,12 +23,15 @@ def rows_of(config, value=lambda run: 0.5):
 
 def listed(**keys):
     arms = {"none": {"gate": "none"}, "gated": {"gate": "elementwise"}}
-    return experiment.ExperimentConfig(**dict(name="listed", arms=arms, seeds=[0, 1], data=DATA, base=BASE) | keys)
+    keys = dict(name="listed", arms=arms, seeds=[0, 1], data=DATA, base=BASE) | keys
+    config = experiment.ExperimentConfig(**keys)
+    config.asked = keys
+    return config
 
 
 def show(config, out_dir):
     """What experiment.py makes of the rows in out_dir."""
-    keys = dataclasses.asdict(config) | {"run": False, "out_dir": str(out_dir)}
+    keys = config.asked | {"run": False, "out_dir": str(out_dir)}
     experiment.main([f"--config_override={json.dumps(keys)}"])
 
 
@@ -47,5 +49,5 @@ def line_of(axes, label):
     return line
 
 
-GAIN = {"gated": 1, "none": -1}
+GAIN = "gated - none"
 ROOT = Path(experiment.__file__).parent

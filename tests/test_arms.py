@@ -1,10 +1,12 @@
 """Arms as the product of mixers and variants, and claims that are pooled over mixers or made in each."""
 
-import dataclasses
+import re
 
 import pytest
-from made_rows import listed
+from made_rows import ROOT, listed
 
+import configurator
+from study import arms
 from study.plan import runs_of
 
 VARIANTS = {
@@ -13,7 +15,7 @@ VARIANTS = {
     "native": {"gate": "native", "mixers": ["gla", "mamba2"]},
 }
 MIXERS = ["softmax", "gla", "mamba2"]
-HELPS = {"contrast": {"late": 1, "none": -1}, "above": 0.0}
+HELPS = {"contrast": "late - none", "above": 0.0}
 
 
 def product(**keys):
@@ -60,7 +62,7 @@ def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands
     asked = {
         "pooled": HELPS | {"pool": MIXERS},
         "in MIXER": HELPS | {"each": ["mamba2", "gla"], "family": "by mixer"},
-        "more than in softmax": HELPS | {"contrast": {"late": 0.5}, "pool": {"gla": 1, "softmax": -1}},
+        "more than in softmax": HELPS | {"contrast": "0.5 * late", "pool": "gla - softmax"},
     }
     config = product(claims=asked)
     third = 1 / 3
@@ -71,7 +73,24 @@ def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands
         "in gla": HELPS | {"contrast": {"gla late": 1, "gla": -1}, "family": "by mixer"},
         "more than in softmax": HELPS | {"contrast": {"gla late": 0.5, "softmax late": -0.5}},
     }
-    assert product(**dataclasses.asdict(config)) == config  # as a config is handed on
+
+
+def test_a_sum_in_words_is_weights_and_a_wrong_one_is_one_line(helpers):
+    assert arms.weights_of("", "-1/2 * a, b+c + 3 * d - 0.25 * none") == {"a, b+c": -0.5, "d": 3.0, "none": -0.25}
+    for text in ("none - none", "a * b", "1e9 * none", "1/0 * none"):
+        assert "write a sum of names, each once" in helpers.error_of(arms.weights_of, "contrast", text)
+
+
+def test_the_claims_of_the_documents_are_claims(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/experiments.md").read_text(), re.DOTALL)
+    shown = [block for block in blocks if "claims = {" in block]
+    names = "gated", "none", "small gated", "small", "large gated", "large", "matched", "wide half", "wide one"
+    for block in shown:
+        (file := tmp_path / "shown.py").write_text(block)
+        keys = configurator.read_config_file(file)
+        given = {"arms": {} if "mixers" in keys else dict.fromkeys(names, {})}
+        assert listed(seeds=list(range(9)), **given, **keys).claims
+    assert len(shown) == 2
 
 
 @pytest.mark.parametrize(
@@ -83,7 +102,7 @@ def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands
         (dict(arms={"late": {}}), "arms, variants: both have 'late'; rename one of them"),
         (dict(claims={"a": HELPS | {"pool": []}}), "claims: a: pool=[]: must be a list"),
         (dict(claims={"a": HELPS | {"pool": ["glaa"]}}), "claims: a: pool='glaa': must be one of softmax, gla, mamba2"),
-        (dict(claims={"a": HELPS | {"pool": MIXERS, "contrast": {"lat": 1}}}), "claims: a='lat': must be one of none"),
+        (dict(claims={"a": HELPS | {"pool": MIXERS, "contrast": "lat"}}), "claims: a='lat': must be one of none"),
         (dict(claims={"a": HELPS | {"each": MIXERS}}), "claims: a: it has pool or each; with each, and then alone,"),
         (dict(claims={"MIXER": HELPS | {"each": ["gla", "gla"]}}), "the key 'gla' stands there twice"),
     ],

@@ -29,7 +29,7 @@ def helped(run):
 
 
 def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value_is_not_above():
-    asked = {"most": {"contrast": {"gated": 1}, "above": 0.4, "in": 2}}
+    asked = {"most": {"contrast": "gated", "above": 0.4, "in": 2}}
     rows = rows_of(config := config_of(asked, 3), lambda run: {0: 0.5, 1: None, 2: 0.6}[run["seed"]])
     (judged,) = claims.judge_claims(config, rows)
     said = "most: passed (2 of 3 seeds over 0.4, 2 needed: +0.5000, +0.6000); no value in seeds 1"
@@ -42,7 +42,7 @@ def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value
 
 def test_a_claim_is_corrected_within_its_question_also_for_those_that_have_not_run_and_exploratory_ones_apart():
     gain = {"contrast": GAIN, "above": 0.01}
-    asked = {"a": gain, "b": gain, "late": gain | {"contrast": {"late": 1, "none": -1}}}
+    asked = {"a": gain, "b": gain, "late": gain | {"contrast": "late - none"}}
     asked |= {"mine": gain | {"family": "another question"}, "look": gain | {"exploratory": True}}
     arms = {"none": {}, "gated": {"gate": "elementwise"}, "late": {"gate": "headwise"}}
     rows = rows_of(config := config_of(asked, arms=arms), helped)
@@ -145,8 +145,8 @@ def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
 
 def test_a_claim_may_be_about_the_curve():
     about = {"above": 0, "of": ["log_steps", 0.6]}
-    asked = {"sooner": about | {"contrast": {"none": 1, "gated": -1}}}
-    asked["lost"] = about | {"contrast": {"none": 1}, "of": ["lost", 0.6], "sides": 1}
+    asked = {"sooner": about | {"contrast": "none - gated"}}
+    asked["lost"] = about | {"contrast": "none", "of": ["lost", 0.6], "sides": 1}
     rows = rows_of(config := config_of(asked), lambda run: 0.9)
     for row in rows:
         row["curve"] = [[0, 0.1], [50, 0.7 if row["arm"] == "gated" else 0.5], [100, 0.9]]
@@ -168,7 +168,7 @@ def test_a_claim_may_be_about_the_curve():
 def test_only_shares_are_shown_as_points_or_per_cent(of, unit):
     (question,) = claims.questions(config_of({"a": {"contrast": GAIN, "above": 0.0, "of": of}}))
     assert claims.unit_of(question) == unit
-    (alone,) = claims.questions(config_of({"a": {"contrast": {"gated": 1}, "above": 0.0, "of": of}}))
+    (alone,) = claims.questions(config_of({"a": {"contrast": "gated", "above": 0.0, "of": of}}))
     assert claims.unit_of(alone) == ("steps" if of[0] == "log_steps" else unit)
 
 
@@ -191,7 +191,7 @@ def test_seeds_that_were_added_without_a_declared_look_make_a_claim_exploratory(
     assert claims.claims_table([added]).startswith("a: exploratory: supported (")
     early = looked_at(7, planned=12)  # before all seeds have run
     assert early["exploratory"] and early["flags"] == ["the seeds so far are no declared look"]
-    config = config_of(config.claims, seeds=[seed for seed in range(12) if seed != 7])
+    config = config_of(config.asked["claims"], seeds=[seed for seed in range(12) if seed != 7])
     assert looked_at(12, planned=12)["flags"] == ["seeds 7 were planned and are left out"]
 
 

@@ -31,7 +31,7 @@ def test_a_dry_run_lists_what_is_left_and_its_hours_by_the_rows():
 
 
 def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
-    asked = {"it helps": {"contrast": {"gated": 1, "none": -1}, "above": 0.05}}
+    asked = {"it helps": {"contrast": "gated - none", "above": 0.05}}
     config = listed(seeds=list(range(8)), claims=asked, solved_above=0.75, run=False)
     rows = rows_of(config, lambda run: {"none": 0.5, "gated": 0.8}[run["arm"]] + run["seed"] / 1000)
     write_rows(tmp_path, rows)
@@ -75,7 +75,7 @@ def test_a_score_may_be_of_some_arms_only():
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
-    asked = {"it helps": {"contrast": {"gated": 1}, "above": 0.5}}
+    asked = {"it helps": {"contrast": "gated", "above": 0.5}}
     config = listed(claims=asked, exploratory=True)
     first, other, *_ = rows_of(config, lambda run: 0.4)
     other["config"]["dtype"] = "bfloat16"

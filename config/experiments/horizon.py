@@ -53,34 +53,31 @@ scores_of = {"pruned": ["sigmoid", "wide", "headwise", "matched"]}
 claim_base = {"other_than": 0, "family": "at the end"}
 claims = {
     # does the gain turn?
-    "after 6,000 steps the sigmoid gate changes the loss": {"contrast": {"none": 1, "sigmoid": -1}},
-    "... the wide gate does": {"contrast": {"none": 1, "wide": -1}},
-    "... the headwise gate does": {"contrast": {"none": 1, "headwise": -1}},
+    "after 6,000 steps the sigmoid gate changes the loss": {"contrast": "none - sigmoid"},
+    "... the wide gate does": {"contrast": "none - wide"},
+    "... the headwise gate does": {"contrast": "none - headwise"},
     "the sigmoid gate gains less in 6,000 steps than in 1,500": {
-        "contrast": {"none 1,500": 1, "sigmoid 1,500": -1, "none": -1, "sigmoid": 1},
+        "contrast": "none 1,500 - sigmoid 1,500 - none + sigmoid",
         "above": 0,
         "sides": 1,
         "family": "with the length of the run",
     },
     # is it the start, or the form?
-    "a start at one changes what a start at a half gives": {
-        "contrast": {"sigmoid": 1, "wide": -1},
-        "family": "start and form",
-    },
+    "a start at one changes what a start at a half gives": {"contrast": "sigmoid - wide", "family": "start and form"},
     "one value per head changes what one per channel gives": {
-        "contrast": {"sigmoid": 1, "headwise": -1},
+        "contrast": "sigmoid - headwise",
         "family": "start and form",
     },
     # where is it lost? A gain's fall is the rise of (far - near) and of (repeated - elsewhere) from without to with
     "the sigmoid gate gains less far from the window's start than near it": {
-        "contrast": {"sigmoid": 1, "none": -1},
+        "contrast": "sigmoid - none",
         "of": ["loss", "far_minus_near"],
         "above": 0,
         "sides": 1,
         "family": "where",
     },
     "it gains less behind repeated strings than elsewhere": {
-        "contrast": {"sigmoid": 1, "none": -1},
+        "contrast": "sigmoid - none",
         "of": ["loss", "repeated_minus_elsewhere"],
         "above": 0,
         "sides": 1,
@@ -88,7 +85,7 @@ claims = {
     },
     # looked at after the first seeds: the largest score of a head, at the end
     "without a gate a head does more induction than with the sigmoid gate": {
-        "contrast": {"none": 1, "sigmoid": -1},
+        "contrast": "none - sigmoid",
         "of": ["meters", "induction"],
         "exploratory": True,
     },

@@ -27,16 +27,16 @@ variants = {
 claim_base = {"pool": mixers, "above": 0, "sides": 1}
 claims = {
     "a gate from the start lowers the loss, pooled over two mixers": {
-        "contrast": {"never": 1, "start": -1},
+        "contrast": "never - start",
         "family": "from the start",
     },
-    "a gate added late lowers the loss, pooled": {"contrast": {"never": 1, "late": -1}, "family": "late"},
+    "a gate added late lowers the loss, pooled": {"contrast": "never - late", "family": "late"},
     "a gate added late stays above one from the start, pooled": {
-        "contrast": {"late": 1, "start": -1},
+        "contrast": "late - start",
         "family": "late against the start",
     },
     "ten times the rate for the new weights lowers the loss, pooled": {
-        "contrast": {"late": 1, "late fast": -1},
+        "contrast": "late - late fast",
         "family": "the rate of the new weights",
     },
 }

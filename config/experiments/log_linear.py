@@ -46,22 +46,19 @@ pair_spread = 0.25  # of log steps, as in recall.py
 claim_base = {"other_than": 0}
 claims = {
     # without a convolution: the accuracy, a family of its own
-    "log-linear states (Guo) change accuracy": {"contrast": {"guo": 1, "plain": -1}},
-    "merged ones do": {"contrast": {"merged": 1, "plain": -1}},
-    "the gate adds to Guo's": {"contrast": {"guo sigmoid": 1, "guo": -1}},
-    "the gate adds to merged ones": {"contrast": {"merged sigmoid": 1, "merged": -1}},
+    "log-linear states (Guo) change accuracy": {"contrast": "guo - plain"},
+    "merged ones do": {"contrast": "merged - plain"},
+    "the gate adds to Guo's": {"contrast": "guo sigmoid - guo"},
+    "the gate adds to merged ones": {"contrast": "merged sigmoid - merged"},
     # with a convolution: the steps, another family
     "behind a convolution log-linear states (Guo) change the steps": {
-        "contrast": {"conv guo": 1, "conv plain": -1},
+        "contrast": "conv guo - conv plain",
         "of": ["log_steps", 0.9],
     },
-    "merged ones do, there": {"contrast": {"conv merged": 1, "conv plain": -1}, "of": ["log_steps", 0.9]},
-    "the gate changes the steps of Guo's": {
-        "contrast": {"conv guo sigmoid": 1, "conv guo": -1},
-        "of": ["log_steps", 0.9],
-    },
+    "merged ones do, there": {"contrast": "conv merged - conv plain", "of": ["log_steps", 0.9]},
+    "the gate changes the steps of Guo's": {"contrast": "conv guo sigmoid - conv guo", "of": ["log_steps", 0.9]},
     "the gate changes the steps of merged ones": {
-        "contrast": {"conv merged sigmoid": 1, "conv merged": -1},
+        "contrast": "conv merged sigmoid - conv merged",
         "of": ["log_steps", 0.9],
     },
 }

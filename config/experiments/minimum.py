@@ -14,7 +14,7 @@ name = "minimum"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 arms = {"none": {"gate": "none"}, "elementwise": {"gate": "elementwise"}}
 solved_above = 0.9
-claims = {"the gate adds more than 5 points": {"contrast": {"elementwise": 1, "none": -1}, "above": 0.05}}
+claims = {"the gate adds more than 5 points": {"contrast": "elementwise - none", "above": 0.05}}
 
 prepare = "mqar"
 data = {

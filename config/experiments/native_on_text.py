@@ -21,16 +21,12 @@ selection_seeds = [320, 321]
 selection_iters = 750
 pool_rates = True
 
-claim_base = {"contrast": {"native": 1, "both": -1}, "pool": mixers, "above": 0, "sides": 1}
+claim_base = {"contrast": "native - both", "pool": mixers, "above": 0, "sides": 1}
 claims = {
     "a sigmoid gate beside the published one lowers the loss, pooled": {"family": "beside"},
-    "the published gate lowers the loss, pooled": {"contrast": {"none": 1, "native": -1}, "family": "published"},
+    "the published gate lowers the loss, pooled": {"contrast": "none - native", "family": "published"},
     "beside its published gate MIXER gains": {"each": mixers, "exploratory": True},
-    "with its published gate MIXER gains": {
-        "contrast": {"none": 1, "native": -1},
-        "each": mixers,
-        "exploratory": True,
-    },
+    "with its published gate MIXER gains": {"contrast": "none - native", "each": mixers, "exploratory": True},
 }
 
 base = {"max_iters": 3000, "state_size": 32, "dtype": "bfloat16"}

@@ -54,16 +54,12 @@ ranks = {
 claim_base = {"of": ["slices", "64"], "other_than": 0}
 claims = {
     "beta to 2 changes Gated DeltaNet's accuracy beyond 32": {
-        "contrast": {"gated_deltanet to 2": 1, "gated_deltanet": -1},
+        "contrast": "gated_deltanet to 2 - gated_deltanet",
         "family": "beta",
     },
-    "the gate changes MIXER's": {
-        "contrast": {"sigmoid": 1, "none": -1},
-        "each": mixers,
-        "family": "gate, by mixer",
-    },
+    "the gate changes MIXER's": {"contrast": "sigmoid - none", "each": mixers, "family": "gate, by mixer"},
     "the gate changes what beta to 2 gives": {
-        "contrast": {"gated_deltanet to 2 sigmoid": 1, "gated_deltanet to 2": -1},
+        "contrast": "gated_deltanet to 2 sigmoid - gated_deltanet to 2",
         "family": "gate, by mixer",
     },
 }

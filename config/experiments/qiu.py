@@ -26,14 +26,7 @@ arms = {
 
 claims = {
     "the published top is lower than the published bottom": {
-        "contrast": {
-            "baseline": 1 / 3,
-            "output": 1 / 3,
-            "SiLU": 1 / 3,
-            "elementwise": -1 / 3,
-            "headwise": -1 / 3,
-            "shared": -1 / 3,
-        },
+        "contrast": "1/3 * baseline + 1/3 * output + 1/3 * SiLU - 1/3 * elementwise - 1/3 * headwise - 1/3 * shared",
         "above": 0,
         "sides": 1,
     },

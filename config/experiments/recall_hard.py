@@ -28,13 +28,9 @@ pair_spread = 0.1  # of accuracy; in an earlier design, which ended before and a
 
 claim_base = {"pool": mixers, "other_than": 0}
 claims = {
-    "the sigmoid gate changes accuracy": {"contrast": {"sigmoid": 1, "none": -1}, "family": "sigmoid"},
-    "the wide one gate changes accuracy": {"contrast": {"wide one": 1, "none": -1}, "family": "wide one"},
-    "the wide gate changes MIXER's": {
-        "contrast": {"wide one": 1, "none": -1},
-        "each": mixers,
-        "family": "wide one, by mixer",
-    },
+    "the sigmoid gate changes accuracy": {"contrast": "sigmoid - none", "family": "sigmoid"},
+    "the wide one gate changes accuracy": {"contrast": "wide one - none", "family": "wide one"},
+    "the wide gate changes MIXER's": {"contrast": "wide one - none", "each": mixers, "family": "wide one, by mixer"},
 }
 
 base = {

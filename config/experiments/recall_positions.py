@@ -30,17 +30,17 @@ selection_seeds = []
 exploratory = True  # five seeds decide nothing; these are the pairs of the figure mixers.png, as ratios of steps
 claim_base = {"pool": mixers, "other_than": 0, "of": ["log_steps", 0.9]}
 claims = {
-    "headwise against sigmoid": {"contrast": {"headwise": 1, "sigmoid": -1}},
-    "sigmoid against none": {"contrast": {"sigmoid": 1, "none": -1}},
-    "value against none": {"contrast": {"value": 1, "none": -1}},
-    "key against none": {"contrast": {"key": 1, "none": -1}},
-    "query against none": {"contrast": {"query": 1, "none": -1}},
-    "output against none": {"contrast": {"output": 1, "none": -1}},
-    "square against none": {"contrast": {"square": 1, "none": -1}},
-    "RMSNorm against none": {"contrast": {"RMSNorm": 1, "none": -1}},
-    "a gate behind the norm against RMSNorm": {"contrast": {"RMSNorm, gate": 1, "RMSNorm": -1}},
-    "a gate before the norm against RMSNorm": {"contrast": {"gate, RMSNorm": 1, "RMSNorm": -1}},
-    "a gate on the denominator against none": {"contrast": {"denominator": 1, "none": -1}, "pool": ["cosformer"]},
+    "headwise against sigmoid": {"contrast": "headwise - sigmoid"},
+    "sigmoid against none": {"contrast": "sigmoid - none"},
+    "value against none": {"contrast": "value - none"},
+    "key against none": {"contrast": "key - none"},
+    "query against none": {"contrast": "query - none"},
+    "output against none": {"contrast": "output - none"},
+    "square against none": {"contrast": "square - none"},
+    "RMSNorm against none": {"contrast": "RMSNorm - none"},
+    "a gate behind the norm against RMSNorm": {"contrast": "RMSNorm, gate - RMSNorm"},
+    "a gate before the norm against RMSNorm": {"contrast": "gate, RMSNorm - RMSNorm"},
+    "a gate on the denominator against none": {"contrast": "denominator - none", "pool": ["cosformer"]},
 }
 
 base = {"learning_rate": 1e-2, "meters": False}

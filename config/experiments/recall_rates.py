@@ -31,16 +31,12 @@ widen_rates = True
 selection_seeds = [410, 411, 412, 413, 414, 415, 416, 417]
 pool_rates = False
 
-claim_base = {"contrast": {"sigmoid": 1, "none": -1}, "pool": mixers, "other_than": 0, "of": ["log_steps", 0.9]}
+claim_base = {"contrast": "sigmoid - none", "pool": mixers, "other_than": 0, "of": ["log_steps", 0.9]}
 claims = {
     "the sigmoid gate changes the steps": {"family": "own rates"},
-    "a fixed half changes the steps": {"contrast": {"fixed half": 1, "none": -1}, "family": "own rates"},
-    "a fast half changes the steps": {"contrast": {"fast half": 1, "none": -1}, "family": "own rates"},
+    "a fixed half changes the steps": {"contrast": "fixed half - none", "family": "own rates"},
+    "a fast half changes the steps": {"contrast": "fast half - none", "family": "own rates"},
     "the sigmoid gate costs nothing, within 10%": {"within": 0.0953, "family": "within 10%"},
-    "it is a fixed half, within 10%": {
-        "contrast": {"sigmoid": 1, "fixed half": -1},
-        "within": 0.0953,
-        "family": "within 10%",
-    },
+    "it is a fixed half, within 10%": {"contrast": "sigmoid - fixed half", "within": 0.0953, "family": "within 10%"},
     "the sigmoid gate changes MIXER's steps": {"each": mixers, "family": "by mixer"},
 }

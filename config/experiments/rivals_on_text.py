@@ -39,18 +39,18 @@ scores = {"by position": {"lengths": [256]}}
 
 claim_base = {"above": 0, "sides": 1, "exploratory": True}
 claims = {
-    "a token's sink logit lowers the loss": {"contrast": {"none": 1, "sink token": -1}, "exploratory": False},
-    "the sigmoid gate does": {"contrast": {"none": 1, "sigmoid": -1}},
-    "a headwise gate does": {"contrast": {"none": 1, "headwise": -1}},
-    "a head's sink logit does": {"contrast": {"none": 1, "sink head": -1}},
-    "softpick does": {"contrast": {"none": 1, "softpick": -1}},
-    "FoX does": {"contrast": {"none": 1, "FoX": -1}},
+    "a token's sink logit lowers the loss": {"contrast": "none - sink token", "exploratory": False},
+    "the sigmoid gate does": {"contrast": "none - sigmoid"},
+    "a headwise gate does": {"contrast": "none - headwise"},
+    "a head's sink logit does": {"contrast": "none - sink head"},
+    "softpick does": {"contrast": "none - softpick"},
+    "FoX does": {"contrast": "none - FoX"},
     "a token's sink logit lowers the largest activation": {
-        "contrast": {"none": 1, "sink token": -1},
+        "contrast": "none - sink token",
         "of": ["log", "meters", "max_activation"],
     },
     "the sigmoid gate lowers the largest activation": {
-        "contrast": {"none": 1, "sigmoid": -1},
+        "contrast": "none - sigmoid",
         "of": ["log", "meters", "max_activation"],
     },
 }

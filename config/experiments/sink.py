@@ -49,25 +49,25 @@ seeds_of = {
 # uniform weights would put 0.065 on <s>, and write 0.0099 of the residual stream of it
 claim_base = {"of": ["meters", "kinds", "other", "share"]}
 claims = {
-    "instrument: without a gate the weight on <s> is over 0.5": {"contrast": {"none": 1}, "above": 0.5, "in": 9},
+    "instrument: without a gate the weight on <s> is over 0.5": {"contrast": "none", "above": 0.5, "in": 9},
     "elementwise halves the weight's excess over uniform": {
-        "contrast": {"none": 0.5, "elementwise": -1},
+        "contrast": "0.5 * none - elementwise",
         "above": -0.0326,
         "sides": 1,
     },
     "headwise halves the weight's excess over uniform": {
-        "contrast": {"none": 0.5, "headwise": -1},
+        "contrast": "0.5 * none - headwise",
         "above": -0.0326,
         "sides": 1,
     },
     "elementwise halves the effective sink's excess": {
-        "contrast": {"none": 0.5, "elementwise": -1},
+        "contrast": "0.5 * none - elementwise",
         "above": -0.0049,
         "sides": 1,
         "of": ["meters", "kinds", "other", "effective"],
     },
     "headwise halves the effective sink's excess": {
-        "contrast": {"none": 0.5, "headwise": -1},
+        "contrast": "0.5 * none - headwise",
         "above": -0.0049,
         "sides": 1,
         "of": ["meters", "kinds", "other", "effective"],

@@ -23,19 +23,15 @@ seeds_of = {}
 
 claim_base = {"of": ["meters", "kinds", "other", "share"], "above": -0.0326, "sides": 1}
 claims = {
-    "a convolution halves the weight's excess": {"contrast": {"none": 0.5, "conv": -1}, "family": "with it"},
-    "Mamba-2 without one has a sink": {"contrast": {"mamba2 bare": 1}, "above": 0.13, "family": "without"},
-    "Gated DeltaNet without one has a sink": {
-        "contrast": {"gated_deltanet bare": 1},
-        "above": 0.13,
-        "family": "without",
-    },
+    "a convolution halves the weight's excess": {"contrast": "0.5 * none - conv", "family": "with it"},
+    "Mamba-2 without one has a sink": {"contrast": "mamba2 bare", "above": 0.13, "family": "without"},
+    "Gated DeltaNet without one has a sink": {"contrast": "gated_deltanet bare", "above": 0.13, "family": "without"},
     "in 3,000 steps elementwise halves the weight's excess": {
-        "contrast": {"none 3,000": 0.5, "elementwise 3,000": -1},
+        "contrast": "0.5 * none 3,000 - elementwise 3,000",
         "family": "3,000 steps",
     },
     "... the effective sink's excess": {
-        "contrast": {"none 3,000": 0.5, "elementwise 3,000": -1},
+        "contrast": "0.5 * none 3,000 - elementwise 3,000",
         "above": -0.0049,
         "of": ["meters", "kinds", "other", "effective"],
         "family": "3,000 steps",

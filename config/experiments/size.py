@@ -25,15 +25,15 @@ selection_iters = 1500
 
 claim_base = {"above": 0, "sides": 1}
 claims = {
-    "the sigmoid gate lowers the loss at 2 x 64": {"contrast": {"small": 1, "small sigmoid": -1}, "family": "2 x 64"},
-    "... at 6 x 192": {"contrast": {"large": 1, "large sigmoid": -1}, "family": "6 x 192"},
+    "the sigmoid gate lowers the loss at 2 x 64": {"contrast": "small - small sigmoid", "family": "2 x 64"},
+    "... at 6 x 192": {"contrast": "large - large sigmoid", "family": "6 x 192"},
     "it gains less behind repeated strings than elsewhere, pooled": {
-        "contrast": {"small sigmoid": 0.5, "small": -0.5, "large sigmoid": 0.5, "large": -0.5},
+        "contrast": "0.5 * small sigmoid - 0.5 * small + 0.5 * large sigmoid - 0.5 * large",
         "of": ["loss", "repeated_minus_elsewhere"],
         "family": "where",
     },
     "it gains more at 6 x 192 than at 2 x 64": {
-        "contrast": {"large": 1, "large sigmoid": -1, "small": -1, "small sigmoid": 1},
+        "contrast": "large - large sigmoid - small + small sigmoid",
         "exploratory": True,
     },
 }

@@ -41,25 +41,25 @@ scores_of = {
     "YaRN": ["softmax", "softmax sigmoid"],
 }
 
-claim_base = {"contrast": {"none": 1, "sigmoid": -1}, "pool": mixers, "above": 0, "sides": 1}
+claim_base = {"contrast": "none - sigmoid", "pool": mixers, "above": 0, "sides": 1}
 claims = {
     "the gate lowers the loss, pooled over five mixers": {"family": "pooled"},
     "it lowers MIXER's": {"each": mixers, "family": "by mixer"},
     "more in linear mixers and SSMs than in softmax": {
-        "pool": {"cosformer": 0.25, "gla": 0.25, "mamba2": 0.25, "gated_deltanet": 0.25, "softmax": -1},
+        "pool": "0.25 * cosformer + 0.25 * gla + 0.25 * mamba2 + 0.25 * gated_deltanet - softmax",
         "family": "linear against softmax",
     },
     "with matched parameters, at equal FLOPs, it lowers the loss, pooled": {
-        "contrast": {"none": 1, "matched": -1},
+        "contrast": "none - matched",
         "family": "matched",
     },
     "matched parameters keep more than half of the gain, pooled": {
-        "contrast": {"none": 0.5, "sigmoid": 0.5, "matched": -1},
+        "contrast": "0.5 * none + 0.5 * sigmoid - matched",
         "family": "what the parameters bought",
     },
-    "the wide gate is lower than the sigmoid gate, pooled": {"contrast": {"sigmoid": 1, "wide": -1}, "family": "wide"},
+    "the wide gate is lower than the sigmoid gate, pooled": {"contrast": "sigmoid - wide", "family": "wide"},
     "the native gate is lower than the sigmoid gate, pooled over three mixers": {
-        "contrast": {"sigmoid": 1, "native": -1},
+        "contrast": "sigmoid - native",
         "pool": ["gla", "mamba2", "gated_deltanet"],
         "family": "native",
     },
