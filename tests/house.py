@@ -14,12 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 15_190,
-    "lines: tests": 11_870,
+    "lines: product": 15_155,
+    "lines: tests": 11_890,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
-    "lines: config": 1_700,
-    "lines: study + experiment.py": 2_685,
+    "lines: config": 1_660,
+    "lines: study + experiment.py": 2_700,
     "lines: runs": 2_300,
     "lines: speed + bench.py": 800,
     "kB: docs": 70,
