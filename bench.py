@@ -26,7 +26,7 @@ import torch
 from configurator import UserError, check_choice
 from ops.kernels import has_fla
 from runs import files
-from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype
+from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype, signals_to
 from runs.outdir import git_state, write_text
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
@@ -65,11 +65,14 @@ def main(argv: list[str]) -> None:
     measured = {"claims": [], "ratios": []}
     for name in parts:
         report = Report(name)
-        PARTS[name](config, report)
-        print(report)
-        write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
-        if name == "gpu":
-            write_text(out_dir / "gpu.md", page(about, report.rows))
+        try:
+            with signals_to(lambda number: sys.exit(128 + number)):
+                PARTS[name](config, report)
+        finally:  # of a part that is stopped, what it has measured by then
+            print(report)
+            write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
+            if name == "gpu":
+                write_text(out_dir / "gpu.md", page(about, report.rows))
         for kind, of_all in measured.items():
             of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
     print(f"written: {out_dir}/")

@@ -125,9 +125,10 @@ def maps(file: Path) -> Path | str:
         return f"{file}: has no attention map, nothing to draw"
     panels, mixers = [], {meters["attention"] for meters in checkpoints}
     for meters in checkpoints:
-        shown = meters["maps"][0]
-        mixer = f"{meters['attention']}, " * (len(mixers) > 1)
-        panels.append((mixer + ("without a gate" if meters["gate"] == "none" else f"gate {meters['gate']}"), shown))
+        shown, n_heads = meters["maps"][0], sum(len(at["sink"]["share"]) for at in meters["layers"])
+        title = f"{meters['attention']}, " * (len(mixers) > 1)
+        title += "without a gate" if meters["gate"] == "none" else f"gate {meters['gate']}"
+        panels.append((title + f"\nlayer {shown['layer']}, head {shown['head']}" * (n_heads > 1), shown))
         if gate := shown["gate"]:
             left = [[weight * value for weight in row] for row, value in zip(shown["weights"], gate, strict=True)]
             panels.append(("weight times gate", shown | {"weights": left, "gate": []}))

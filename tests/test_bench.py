@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import re
+import signal
 import subprocess
 import types
 from pathlib import Path
@@ -194,6 +196,18 @@ def test_the_part_gpu_has_every_row_that_docs_gpu_expects_or_what_it_needs(cpu, 
     assert [found.pop(name) for name in ("graphs", "attention", "waits")] == [1, "flash_attention_for_cpu", 0.0]
     assert all(value > 0 for value in found.values()) and found["loss / kernels"] < 1
     assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
+
+
+def test_a_part_that_is_stopped_leaves_what_it_has_measured(cpu, tmp_path, monkeypatch, helpers):
+    def part(config, report):
+        report.row(row="one", measured=1.0, unit="ms", expected="", agrees="yes")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setitem(bench.PARTS, "gpu", part)
+    with pytest.raises(SystemExit, match="143"):
+        bench.main(["gpu", *helpers.words(device="cpu", dtype="float32", out_dir=tmp_path)])
+    assert [row["row"] for row in json.loads((tmp_path / "gpu.json").read_text())["rows"]] == ["one"]
+    assert "| one | 1.0 | ms |" in (tmp_path / "gpu.md").read_text()
 
 
 def test_on_a_gpu_a_row_is_compared_and_one_that_fails_says_why(cpu, tmp_path, monkeypatch):

@@ -70,12 +70,15 @@ def test_runs_named_together_are_drawn_in_one_figure_against_steps_and_seconds(t
 
 
 def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, drawn):
-    shown = {"weights": [[1.0, 0.0], [0.5, 0.5]], "queries": {}}
+    shown = {"weights": [[1.0, 0.0], [0.5, 0.5]], "queries": {}, "layer": 0, "head": 1}
+    layers = [{"sink": {"share": [0.7, 0.75]}}]
     both = [("softmax", "none", []), ("gla", "headwise", [0.0, 1.0])]
-    checkpoints = [{"attention": name, "gate": gate, "maps": [shown | {"gate": g}]} for name, gate, g in both]
+    checkpoints = [
+        {"attention": name, "gate": gate, "maps": [shown | {"gate": g}], "layers": layers} for name, gate, g in both
+    ]
     (tmp_path / "meters.json").write_text(json.dumps({"checkpoints": checkpoints}))
     plot.main([str(tmp_path / "meters.json")])
-    assert drawn["maps.png"].axes[1].get_title() == "gla, gate headwise"
+    assert drawn["maps.png"].axes[1].get_title() == "gla, gate headwise\nlayer 0, head 1"
     _, gated, product = (axes.images[0] for axes in drawn["maps.png"].axes)
     assert product.get_array().tolist() == [[0, 0], [0.5, 0.5]] and product.get_clim() == gated.get_clim() == (0, 1)
 
