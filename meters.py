@@ -7,7 +7,7 @@
 
 It prints a table of means; the file has every layer, head, kind of query and map. docs/meters.md says
 what each meter means: gates and whether they have collapsed, sinks (the share of token 0 in the attention
-weights, and what a gate leaves of it), ranks, induction scores, the largest activations, and the loss with
+weights, and what a gate leaves of it), induction scores, the largest activations, and the loss with
 pruned gates and in 8 bits. All of them read the same first rows of the split, in the run's dtype. Sinks
 grow with training, and tiny models may have none.
 
