@@ -37,7 +37,7 @@ class EvaluateConfig:
     eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
     json: bool = key(False, "true: print one JSON object instead of the table")
-    out: str | None = key(None, "file for the JSON, which plot.py draws (None: no file)")
+    out: str | None = key(None, "file for the JSON (None: no file)")
     parallel: str = key("ddp", "what each process holds; ddp: all of the model, fsdp: a shard", choices=("ddp", "fsdp"))
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     threads: int = key(0, "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)", at_least=0, at_most=512)

@@ -49,7 +49,7 @@ class GPTConfig:
     elsewhere = ELSEWHERE
 
     n_layer: int = key(12, "number of layers", at_least=1, at_most=10_000)
-    n_head: int = key(12, "number of heads (mamba2 has expand times as many)", at_least=1)
+    n_head: int = key(12, "number of heads (mamba2, mamba3: expand times as many)", at_least=1)
     head_dim: int | None = key(None, "width of a head (None: n_embd / n_head)", at_least=1)
     n_kv_head: int | None = key(None, "number of key and value heads of softmax layers (None: n_head)", at_least=1)
     n_embd: int = key(768, "width of the residual stream", at_least=1)

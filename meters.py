@@ -8,8 +8,8 @@
 It prints a table of means; the file has every layer, head, kind of query and map. docs/meters.md says
 what each meter means: gates and whether they have collapsed, sinks (the share of token 0 in the attention
 weights, and what a gate leaves of it), induction scores, the largest activations, and the loss with
-pruned gates and in 8 bits. All of them read the same first rows of the split, in the run's dtype. Sinks
-grow with training, and tiny models may have none.
+pruned gates and in 8 bits. All but the losses read the same first rows of the split, in the run's dtype;
+losses are of score_batches batches, in float32. Sinks grow with training, and tiny models may have none.
 
 A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sinks, gates and loss
 are then measured for each kind apart, and for all other queries.
@@ -98,7 +98,7 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     memory.check_evaluation(config, model, dataset, T)
     batches = list(itertools.islice(dataset.eval_batches(config.split, config.rows, T), config.score_batches))
 
-    def scores():  # in float32, as evaluate.py reads them
+    def scores():  # in float32, whatever the dtype
         numbers = summarize(score(model, batches, block_size=T), dataset, config.split)
         check_loss(numbers["loss"], path)
         return {name: numbers[name] for name in ("loss", "accuracy")}

@@ -1,4 +1,4 @@
-"""The recurrence that all mixers but softmax share, in forms that agree:
+"""The recurrence that all mixers but softmax and monarch share, in forms that agree:
 
     S_t = a_t S_{t-1} + k_t v_t^T        S: (Dk, Dv), one per head;   o_t = q_t^T S_t
     with the delta rule, beta_t (v_t - (a_t S_{t-1})^T k_t) takes the place of v_t

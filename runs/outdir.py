@@ -128,7 +128,7 @@ class OutDir:
                     self.kept.append(row)
                 elif row["step"] == first_step and row["event"] == "end":
                     self.ended = row
-        for name in () if self.resumed else ("ckpt.pt", "best.pt", "meters.json", "page.png"):
+        for name in () if self.resumed else ("ckpt.pt", "best.pt", "meters.json", "page.png", "page.html", "maps.png"):
             (self.path / name).unlink(missing_ok=True)  # it would be taken for this run's
         self._remove_shards()
         about |= {"command": sys.argv, "versions": versions(), **git_state()}

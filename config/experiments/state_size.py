@@ -1,5 +1,5 @@
 """
-How much is recalled with how many bytes of state? Every mixer, without a gate, with one, and with log-linear states.
+How much is recalled with how many bytes of state? Seven mixers, without a gate, with one, and with log-linear states.
 
 recall_hard.py's task (MQAR of 64 tokens, 64 ids, 8 or 16 pairs, two layers x 64, four heads) with heads of 4, 8 and 16,
 so that a state grows by a factor of 3 to 4 from size to size. state.png has the accuracy at the end against the bytes
@@ -22,7 +22,7 @@ variants = {
     "levels 8": {"head_dim": 8, "state_size": 8, "levels": "log_linear", "mixers": mixers},
     "levels 16": {"head_dim": 16, "state_size": 16, "levels": "log_linear", "mixers": mixers},
 }
-mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"]  # all
+mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"]  # all seven
 
 prepare = "mqar"
 data = {"slices": "64/8,64/16", "vocab_size": 64, "train_size": 20_000, "val_size": 64}

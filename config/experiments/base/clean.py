@@ -1,7 +1,7 @@
 """
 What the experiments on clean text share: pystdlib as it is now, the same 0.5 MB of it to validate on for every seed.
 
-A rate is chosen by the loss at the end of shorter schedules, on two seeds that are not compared.
+A rate is chosen by the loss at the end of a schedule, on two seeds that are not compared.
 """
 
 include = "bytes.py"
