@@ -1,8 +1,6 @@
 """The claims of an experiment: how they are judged, what limits them, their lines and figures.
 
 Rows are made by hand; the tests and intervals themselves are in test_stats.py.
-
-python -m pytest tests/test_claims.py
 """
 
 import json

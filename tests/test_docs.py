@@ -1,7 +1,5 @@
 """Every command of the documents works: each is run on small data and small models, in one working copy.
 
-python -m pytest tests/test_docs.py
-
 A command is a line of a ``` block, or `code` that starts with python, torchrun or make. Three kinds are not run here:
 their words are checked, and other tests run what bench.py measures, what downloads WikiText-103, and make's targets.
 Runs of experiments are listed (--dry_run), not made. A command of no known kind fails.

@@ -1,7 +1,4 @@
-"""mask_documents: the model reads each document of a text alone. The definition is the model on that document.
-
-python -m pytest tests/test_documents.py
-"""
+"""mask_documents: the model reads each document of a text alone. The definition is the model on that document."""
 
 import numpy as np
 import pytest

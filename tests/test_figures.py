@@ -1,7 +1,4 @@
-"""The figures of runs and of an experiment, from rows made by hand.
-
-python -m pytest tests/test_figures.py
-"""
+"""The figures of runs and of an experiment, from rows made by hand."""
 
 import itertools
 import json

@@ -1,6 +1,6 @@
 """Linear and state space models of others, read from the folders that fla, transformers and Mamba-2's authors write.
 
-python -m pytest tests/test_linear_families.py      the slow ones too: fla's own models, in Triton's interpreter
+Slow: fla's own models, in Triton's interpreter.
 
 published.FlaMixer is written from fla's code, so that the other tests need no fla.
 """

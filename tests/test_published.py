@@ -1,7 +1,4 @@
-"""Recipes on a published model, run on random tiny ones with a trained BPE: a late gate, and the replication.
-
-python -m pytest tests/test_published.py
-"""
+"""Recipes on a published model, run on random tiny ones with a trained BPE: a late gate, and the replication."""
 
 import importlib
 import json

@@ -1,7 +1,4 @@
-"""The documents are true: the keys of docs/gates.md build models, the numbers of docs/mixers.md are the code's.
-
-python -m pytest tests/test_readme.py
-"""
+"""The documents are true: the keys of docs/gates.md build models, the numbers of docs/mixers.md are the code's."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""State tracking and MQAR's family: rows against the perfect predictors, rows drawn anew, and what such a set refuses.
-
-python -m pytest tests/test_tasks.py
-"""
+"""State tracking and MQAR's family: rows against the perfect predictors, rows drawn anew, and what such a set refuses."""
 
 import functools
 import json

@@ -1,6 +1,6 @@
 """The page that shows a text token by token: its numbers, its size, and what a browser makes of it.
 
-python -m pytest tests/test_token_page.py                # -m slow: in the browser that is installed
+Slow: in the browser that is installed.
 """
 
 import base64

@@ -1,8 +1,4 @@
-"""
-Training: that it learns, that a run is a function of its seed alone, what it writes and what it refuses.
-
-    python -m pytest tests/test_train.py
-"""
+"""Training: that it learns, that a run is a function of its seed alone, what it writes and what it refuses."""
 
 import contextlib
 import dataclasses
@@ -400,8 +396,6 @@ def test_a_warmup_longer_than_the_run_is_noted(run, capsys):
 
 def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, text, tmp_path, helpers):
     for keys, expected in [
-        (dict(dataset=tmp_path / "nowhere"), "nowhere/meta.json: no such file; run python data/<name>/prepare.py"),
-        (dict(init_from="scrach"), "scrach: no such checkpoint"),
         (dict(block_size=31), "train has rows of 32 tokens; block_size=31 is too small"),
         (dict(vocab_size=31), "has ids up to 31"),
         (dict(dataset=text, block_size=2000), "fewer than block_size + 1 = 2001"),

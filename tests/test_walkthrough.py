@@ -1,7 +1,4 @@
-"""docs/walkthrough.md is true: its blocks run one after the other, and each prints what stands behind it.
-
-python -m pytest tests/test_walkthrough.py
-"""
+"""docs/walkthrough.md is true: its blocks run one after the other, and each prints what stands behind it."""
 
 import re
 from pathlib import Path

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from conftest import wait_until
 from made_rows import made_row
@@ -50,11 +50,8 @@ def test_a_run_that_got_its_row_before_the_lock_was_taken_is_not_run_again(tmp_p
 def test_rows_of_many_workers_are_appended_whole_and_a_line_that_was_cut_goes(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"cut')
     rows = [{"number": i, "text": "x" * 5000} for i in range(24)]
-    threads = [threading.Thread(target=runner.append_row, args=(tmp_path, row)) for row in rows]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(rows)) as threads:
+        list(threads.map(lambda row: runner.append_row(tmp_path, row), rows))
     first, *others = read_jsonl(tmp_path / "rows.jsonl")
     assert first == {"a": 1} and sorted(others, key=lambda row: row["number"]) == rows
 
