@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from runs.files import parse_json, read_regular, refuse_twice
-from runs.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
+from runs.rules import OfOneProcess, Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
 
 
 def begin(name: str, config_class: type, description: str | None, positional: str | None = "config") -> None:
@@ -87,7 +87,8 @@ def report(error: BaseException) -> Any:
     else:
         traceback.print_exception(error)
         return 1
-    if status == 1 or os.environ.get("LOCAL_RANK", "0") == "0":  # of torchrun's processes all have the same mistake
+    # of torchrun's processes all have the same mistake, but for a file of which each looks at a part
+    if status == 1 or isinstance(error, OfOneProcess) or os.environ.get("LOCAL_RANK", "0") == "0":
         print(line, file=sys.stderr)
     return status
 

@@ -126,7 +126,8 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
     alone, since code and bytes have no words: published figures of its raw version, too, divide by the words of the
     tokenised one, "published_words".
     """
-    nats, labels, correct = (float(x) for x in sum(rows.sum((0, 1)) for rows in sums.values()))
+    totals = sum((rows.sum((0, 1)) for rows in sums.values()), torch.zeros(3, dtype=torch.float64))
+    nats, labels, correct = totals.tolist()
     if not labels:
         raise UserError(f"{dataset.folder}: no token of {split} has a label, so there is nothing to score")
     result: dict = {"loss": nats / labels, "perplexity": perplexity(nats / labels), "accuracy": correct / labels}

@@ -116,6 +116,8 @@ class ExperimentConfig:
         from_scratch = [name for name, keys in self.arms.items() if "init_from_arm" not in keys]
         parents = {name: keys["init_from_arm"] for name, keys in self.arms.items() if name not in from_scratch}
         check_named("scores_of", self.scores_of, self.scores, "scores")
+        for arm, seeds in self.seeds_of.items():
+            refuse({f"seeds_of: {arm}: {seeds}: are not all among seeds={self.seeds}": set(seeds) - set(self.seeds)})
         for label, names, arms in [
             ("seeds_of", self.seeds_of, self.arms),
             ("first_arms", self.first_arms, self.arms),
@@ -142,6 +144,7 @@ class ExperimentConfig:
             "rate_of: without selection_seeds no rate is chosen": self.rate_of and not seeds,
             "learning_rates, selection_seeds: give both, or none": bool(rates) != bool(seeds),
             f"selection_seeds={seeds}: names a seed twice": len(set(seeds)) < len(seeds),
+            f"seeds={self.seeds}: names a seed twice": len(set(self.seeds)) < len(self.seeds),
             f"selection_seeds={seeds}: the comparison uses some of them, too": set(seeds) & set(self.seeds),
         })  # fmt: skip
 
@@ -264,7 +267,8 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
         lines.append(f"{name_of(run):<60}" + (f"{known[-1]:>8,.0f} s" if seconds else ""))
     hours = f"about {sum(known) / 3600 / jobs:.1f} hours, {jobs} at a time, {each} processes each"
     lines.append(f"{len(waiting)} of {len(runs)} runs to do" + f": {hours}" * (len(known) == len(waiting)))
-    return "\n".join([*lines, *claims.reach_lines(config, rows)])
+    compared = [plan.rows[text] for text in map(text_of, plan.compared) if text in plan.rows]
+    return "\n".join([*lines, *claims.reach_lines(config, compared)])
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> str
     """
     import_safetensors()  # whoever lacks it could not load the folder
     checkpoint = load(path)
-    about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data") if name in checkpoint}
+    about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data", "dtype") if name in checkpoint}
     weights, data = checkpoint["model"], checkpoint.get("data", {})
     return export_to(Path(folder), find_checkpoint(path), weights, about, data, overwrite)
 

@@ -75,7 +75,7 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     for position, granularity in gate.positions.items():
         is_positive = config.gate_activation in POSITIVE_ACTIVATIONS
         if has_no_effect(granularity, position, mixer, config):
-            reason = f"has no effect, because the readout's {norm} norm cancels a factor that its inputs share"
+            reason = "has no effect, because a norm behind it cancels a factor that its inputs share"
         elif position == "output" and granularity not in ("elementwise", "scalar"):
             reason = "the output projection has mixed the heads; use elementwise or scalar"
         elif position == "denominator" and norm != "denominator":
@@ -94,7 +94,11 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     and v if the gate is static, that is, the same for all tokens.
     """
     norm = mixer.norm_of(config)
-    if norm == "none" or config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
+    if config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
+        return False
+    if granularity == "scalar" and position in ("readout", "output") and config.post_norm and not config.bias:
+        return True
+    if norm == "none":
         return False
     if granularity == "headwise" and norm != "denominator":
         with torch.device("meta"):  # for its sizes alone

@@ -43,6 +43,7 @@ try:
 except ImportError:
     raise SystemExit("error: lm-eval is not installed: pip install lm-eval") from None
 
+ROWS = 16  # that are read at once, unless --batch_size says otherwise
 MOST_LONGER = 8  # ids by which a context may be longer than the shortest that it is read with
 
 
@@ -70,7 +71,7 @@ class NanogateLM(TemplateLM):
         self.first = special.get("bos_token_id")  # the id before a text, or None
         self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
-        self.batch_size = int(batch_size) if str(batch_size).isdecimal() else 16  # rows that are read at once
+        self.batch_size = max(1, int(batch_size)) if str(batch_size).isdecimal() else ROWS
         self.limit = max(1, self.model.config.block_size - len(self.first_ids))  # of ids behind first_ids
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -216,6 +217,8 @@ def read_on(model: GPT, pairs: list[tuple], state: list[dict], start: int) -> li
 
 
 def main(argv: list[str]) -> None:
+    if argv[:1] == ["run"] and not {word.partition("=")[0] for word in argv} & {"--batch_size", "-b"}:
+        argv = [*argv, "--batch_size", str(ROWS)]  # the library's own default is 1
     sys.argv = [str(Path(__file__).name), *argv]
     cli_evaluate()
     if torch.distributed.is_initialized():

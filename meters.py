@@ -8,8 +8,8 @@
 It prints a table of means; the file has every layer, head, kind of query and map. docs/meters.md says
 what each meter means: gates and whether they have collapsed, sinks (the share of token 0 in the attention
 weights, and what a gate leaves of it), induction scores, the largest activations, and the loss with
-pruned gates and in 8 bits. All but the losses read the same first rows of the split, in the run's dtype;
-losses are of score_batches batches, in float32. Sinks grow with training, and tiny models may have none.
+pruned gates and in 8 bits. These losses are of score_batches batches, in float32; all else is of the first
+rows of the split, in the run's dtype. Sinks grow with training, and tiny models may have none.
 
 A data set may name kinds of query, as data/backcopy does: a list of tokens each. Sinks, gates and loss
 are then measured for each kind apart, and for all other queries.
@@ -103,6 +103,10 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
         check_loss(numbers["loss"], path)
         return {name: numbers[name] for name in ("loss", "accuracy")}
 
+    heads = [(f"{i}.{head}", block.mixer) for i, block in enumerate(model.blocks) for head in range(block.mixer.n_head)]
+    for name in config.maps:
+        if name not in [known for known, mixer in heads if mixer.explicit_weights is not None]:
+            raise UserError(f"maps={name!r}: write layer.head, of a head that is there and has weights")
     whole = scores()
     inputs, targets, name = probe.first_rows(dataset, config.split, config.rows, T)
     if inputs.shape[1] < 2:
@@ -151,9 +155,6 @@ def attention_maps(model: GPT, inputs: torch.Tensor, layers: list, masks: dict, 
     """
     shares = {f"{i}.{head}": x for i, at in enumerate(layers) for head, x in enumerate(at["sink"]["share"])}
     sinks = {name: share for name, share in shares.items() if share is not None}
-    for name in wanted:
-        if name not in sinks:
-            raise UserError(f"maps={name!r}: write layer.head, of a head that is there and has weights")
     if not sinks:
         return []
     wanted = wanted or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))

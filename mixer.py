@@ -87,6 +87,7 @@ class Mixer(nn.Module):
     has_positive_weights = False  # if so, their sum can be the readout's denominator
     A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it and 1 for its decay, also where that is one
+    flops_per_level = 3  # of the state of a level: it is not written
     has_levels = True  # whether `levels` splits the state into those of log2(T) blocks
 
     def __init_subclass__(cls):
@@ -239,5 +240,7 @@ class Mixer(nn.Module):
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs of the recurrence for one token, forward."""
-        n_states = 1 if self.levels is None else math.log2(T) / 2  # the blocks that the past falls into, on average
-        return (2 + (self.flops_per_entry - 2) * n_states) * self.n_head * self.key_width * self.value_width
+        per_entry = self.flops_per_entry
+        if self.levels is not None:  # the past falls into log2(T) / 2 blocks, on average
+            per_entry = 2 + self.flops_per_level * math.log2(T) / 2
+        return per_entry * self.n_head * self.key_width * self.value_width

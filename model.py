@@ -258,7 +258,7 @@ class DeltaNet(Mixer):
 
     published_norm = "rms"
     linear_in = ("query", "value")  # the delta rule is not linear in k
-    flops_per_entry = 7  # S is read once more: what it holds under k
+    flops_per_entry = flops_per_level = 7  # S is read once more, for what it holds under k, and each level is written
     decay: str | None = None  # one per "head" or per "channel" of the keys
 
     def __init__(self, config, gate, n=1, betas=None):
@@ -389,7 +389,8 @@ def check_layers(config: GPTConfig) -> None:
     kernels.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
     if config.mlp == "none" and config.match_params:
         raise UserError("match_params=True: mlp='none' has no MLP to narrow")
-    if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in used):
+    gated = [MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions] or used
+    if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in gated):
         raise UserError("norm_first=False: no layer has a norm for the gate to come before")
 
 

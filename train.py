@@ -20,6 +20,7 @@ from keys import GPTConfig, TrainConfig
 configurator.begin(__name__, TrainConfig, __doc__)  # imports no torch: a slip in the command line is told at once
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -50,7 +51,7 @@ from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import Processes, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
-from runs.probe import first_rows, is_spike, training_meters, training_rows
+from runs.probe import is_spike, training_meters
 from runs.resume import optimizer_state, restore, scale_new, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
@@ -94,8 +95,9 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
     if config.vocab_size < dataset.vocab_size:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
     processes.on_main(memory.check_training, config, dataset, processes)
-    with processes.signals_held(), OutDir(config, processes, resumed) as out, ThreadPoolExecutor(1) as reader:
-        train(config, processes, dataset, out, reader, resumed, source, notes)
+    with contextlib.ExitStack() as held, OutDir(config, processes, resumed) as out, ThreadPoolExecutor(1) as reader:
+        held.enter_context(processes.signals_held())
+        train(config, processes, dataset, out, reader, held, resumed, source, notes)
 
 
 # -- What a step takes: its rate, the model, the optimizers, its batches, its loss -------------------------------------
@@ -205,10 +207,11 @@ def is_compiled(config: TrainConfig, device_type: str) -> bool:
 
 
 def train(
-    config: TrainConfig, processes: Processes, dataset: Dataset, out: OutDir, reader: ThreadPoolExecutor, resumed,
-    source, notes,
+    config: TrainConfig, processes: Processes, dataset: Dataset, out: OutDir, reader: ThreadPoolExecutor,
+    held: contextlib.ExitStack, resumed, source, notes,
 ) -> None:  # fmt: skip
-    """Trains from the first step to max_iters, or until stop_above says that the task is solved."""
+    """Trains from the first step to max_iters, or until stop_above says that the task is solved. held: holds signals
+    back until a step has been saved."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
     dtype = processes.from_main(pick_dtype(resumed["dtype"] if resumed else config.dtype, device_type))
 
@@ -278,10 +281,8 @@ def train(
                 stop(step, f"validation loss is {numbers['loss']}", bad_weight(model))
             numbers["seconds"] = time.perf_counter() - start
             if with_meters and (processes.is_main or parallel.is_sharded(config, world_size)):
-                part = dataset.parts[0]  # of a mixture, the first one
-                rows = training_rows(part.longest("val", config.block_size))
-                inputs, targets, _ = first_rows(part, "val", rows, config.block_size)
-                numbers["meters"] = training_meters(model, inputs.to(device), targets.to(device), dataset.kinds, dtype)
+                # of a mixture, those of the first part
+                numbers["meters"] = training_meters(model, dataset.parts[0], config.block_size, dtype)
         eval_seconds += time.perf_counter() - start
         return {"val_loss": numbers.pop("loss")} | numbers
 
@@ -423,6 +424,8 @@ def train(
 
     # the end: the whole validation split, unless the evaluations have read all of it, or it takes too long
     bar.close()
+    out.wait()
+    held.close()  # all is saved: a signal may end the run
     size, trained = dataset.counts("val")["tokens"], time.perf_counter() - started - eval_seconds
     reads_a_sample = (config.eval_tokens or math.inf) < size
     takes = evaluations[-1].get("seconds", 0.0) * size / evaluations[-1]["labels"]

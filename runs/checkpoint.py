@@ -27,7 +27,8 @@ from model import GPT, GPTConfig
 from runs import sharded
 from runs.files import CHECKPOINTS, find_checkpoint, one_line, read_json, sha256_of_file, write_text, write_whole
 from runs.hardware import DTYPES, Processes, places_of_torchrun
-from runs.rules import wrong_field
+from runs.memory import NoRandomStart
+from runs.rules import OfOneProcess, wrong_field
 
 FORMAT = 1  # of what is written here; nothing else is read
 WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
@@ -122,7 +123,7 @@ def check_tensors(tensors: dict, path: Path) -> None:
     """Raises UserError, with the path, where one is no weight or has no name."""
     for name, tensor in tensors.items():
         if wrong := wrong_tensor(tensor) if isinstance(name, str) else "is no name":
-            raise UserError(f"{path}: its {show(name)} {wrong}")
+            raise OfOneProcess(f"{path}: its {show(name)} {wrong}")
 
 
 def _check(checkpoint):
@@ -177,7 +178,7 @@ def load_torch(path: Path, mapped: bool = False) -> Any:
         if is_of_memory(error):
             raise
         wrong = f"damaged, or no checkpoint ({first_line(error)})"
-    raise UserError(f"{path}: {wrong}")
+    raise OfOneProcess(f"{path}: {wrong}")
 
 
 def _load_folder(path):
@@ -242,6 +243,10 @@ def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path 
             model = GPT(config)
         dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
         model.load_state_dict(weights, assign=True)  # before anything is copied
+        others = [x for module in model.modules() for x in (vars(module) | module._buffers).values()]
+        if any(isinstance(x, torch.Tensor) and x.is_meta for x in others):
+            with NoRandomStart():  # a constructor makes what no checkpoint holds, such as buffers not persistent
+                model = GPT(config).to(device)
         made = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
         model.load_state_dict(made, assign=True)
     except (RuntimeError, TypeError, OverflowError) as error:

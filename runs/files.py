@@ -221,8 +221,8 @@ def remove_leftovers(folder: Path) -> None:
 def check_output(name: str, path: Path | str) -> None:
     """Raises UserError, before hours of work, where there can be no file `path`, which the key `name` gives."""
     with named_if_it_fails(f"{name}={show(str(path))}"), tempfile.TemporaryFile(dir=Path(path).parent):
-        if os.path.isdir(path):
-            raise IsADirectoryError("is a folder")
+        if os.path.exists(path) and not os.path.isfile(path):  # a rename would put a file in the place of /dev/null
+            raise OSError("is a folder or a device")
 
 
 def open_rows(path: Path | str) -> IO:

@@ -151,9 +151,10 @@ class Processes(contextlib.AbstractContextManager):
 
     def __init__(self, device_name, threads):
         self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
-        self.is_main, self.signal, self.device_type = self.rank == 0, 0, pick_device(device_name)
+        self.is_main, self.signal, self.device = self.rank == 0, 0, pick_device(device_name)
+        self.device_type = self.device.partition(":")[0]
         is_cuda = self.device_type == "cuda"
-        self.device = f"cuda:{local_rank}" if is_cuda else self.device_type
+        self.device = f"cuda:{local_rank}" if self.device == "cuda" else self.device
         self.threads = cpu_threads(threads, self.local_size)
         torch.set_num_threads(self.threads)
         if is_cuda:

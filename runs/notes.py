@@ -17,6 +17,13 @@ def notes_on_keys(config) -> list[str]:
     """A line of text for each key of the model that was given and has no effect in this run, and for a warmup that
     the run does not reach the end of."""
     unused = unused_keys(config)
+    for names, has_no_effect, reason in (
+        (["min_lr", "lr_decay_iters"], config.decay == "constant", "schedule is constant"),
+        (["muon_lr_scale"], config.optimizer == "adamw", "optimizer is adamw"),
+        (["new_lr_scale"], config.init_from == "scratch", "the run starts from scratch"),
+        (["shards", "gather_dtype"], config.parallel == "ddp", "parallel is ddp"),
+    ):
+        unused |= dict.fromkeys(names, reason) if has_no_effect else {}
     given = [name for name in unused if name in getattr(config, "given", ())]
     notes = [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
     steps, warmup = config.max_iters, config.warmup_iters
@@ -46,6 +53,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
         (["norm_first"], "readout" not in positions, "there is no gate at the readout"),
         (["gate"], asked and not any(asked), why_not_native),
         (["match_params"], not positions and not any(asked), "there is no gate"),
+        (["branch_scale"], config.post_norm and not config.bias, "post_norm cancels it"),
     ):
         unused |= dict.fromkeys(names, reason) if has_no_effect else {}
     return unused

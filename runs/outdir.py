@@ -122,9 +122,12 @@ class OutDir:
 
     def _start(self, about, first_step):
         if first_step:
-            # a run that goes on from step n has lost what came after; the evaluation at n was before the save
+            # a run that goes on from step n has lost what came after. The evaluation at n was before the save, unless a
+            # signal had no time for it: one of a later start is made again if best.pt would have to hold its weights
+            best = self.resumed["best_val_loss"]
             for row in files.read_jsonl(self.rows, ROW):
-                if row["step"] < first_step or row["step"] == first_step and row["event"] == "eval":
+                is_saved = row["step"] == first_step and row["event"] == "eval" and row["val_loss"] >= best
+                if row["step"] < first_step or is_saved:
                     self.kept.append(row)
                 elif row["step"] == first_step and row["event"] == "end":
                     self.ended = row
@@ -133,7 +136,8 @@ class OutDir:
         self._remove_shards()
         about |= {"command": sys.argv, "versions": versions(), **git_state()}
         write_text(self.path / "config.json", json.dumps(about, indent=2))
-        for name in code_of_the_project():
+        is_its_code = ROOT == (self.path / "code").resolve()  # which goes on by itself
+        for name in () if is_its_code else code_of_the_project():
             (self.path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, self.path / "code" / name)
         write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
@@ -165,7 +169,7 @@ class OutDir:
 
 def code_of_the_project() -> list[str]:
     """The files of code, but for tests and what lies deeper than a folder: enough to run any script of a run."""
-    found = [file.relative_to(ROOT) for pattern in ("*.py", "[!.]*/*.py") for file in ROOT.glob(pattern)]
+    found = [file.relative_to(ROOT) for pattern in ("[!.]*.py", "[!.]*/[!.]*.py") for file in ROOT.glob(pattern)]
     return sorted(str(file) for file in found if file.parts[0] != "tests")
 
 

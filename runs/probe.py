@@ -286,13 +286,11 @@ def losses_by_kind(model: GPT, inputs: torch.Tensor, targets: torch.Tensor, mask
     return losses
 
 
-def training_rows(T: int) -> int:
-    return max(4, TRAINING_TOKENS // T)
-
-
-def training_meters(model: GPT, inputs: torch.Tensor, targets: torch.Tensor, kinds: dict, dtype: str) -> dict:
-    """The `summary` of one forward pass on inputs (B, T), for a line of metrics.jsonl; kinds: the token ids of each."""
-    masks = query_masks(inputs, kinds)
+def training_meters(model: GPT, dataset: Dataset, block_size: int, dtype: str) -> dict:
+    """The `summary` of one forward pass on the first rows of the validation split, for a line of metrics.jsonl."""
+    rows, device = max(4, TRAINING_TOKENS // dataset.longest("val", block_size)), model.wte.weight.device
+    inputs, targets = (x.to(device) for x in first_rows(dataset, "val", rows, block_size)[:2])
+    masks = query_masks(inputs, dataset.kinds)
     layers = layer_meters(model, inputs, masks, dtype)
     meters = summary(layers, inputs.shape[1])
     for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():

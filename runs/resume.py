@@ -18,6 +18,7 @@ from runs import checkpoint as checkpoints
 from runs import files, sharded
 from runs.outdir import code_sha256
 from runs.parallel import part_of, rows_of
+from runs.rules import OfOneProcess
 
 # what a checkpoint must hold for --init_from=resume
 STATE = (
@@ -55,7 +56,8 @@ def go_on(config, file: Path) -> tuple:
         raise UserError(f"{file}: not of the run that {about} describes; put its own one back")
     before = dataclasses.asdict(configurator.build(type(config), resumed["config"], source=str(file)))
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
-    asked, of_model = given_keys(config), model_keys(resumed, file)
+    of_model = model_keys(resumed, file)
+    asked = {name: getattr(config, name) for name in config.given}  # by a config file or the command line
     # a run's evaluations are compared with each other: they read the same sample
     kept = {"eval_tokens": before["eval_tokens"], "optimizer": before["optimizer"], "dtype": resumed["dtype"]}
     for name, value in (of_model | kept).items():
@@ -77,7 +79,8 @@ def go_on(config, file: Path) -> tuple:
 
 def start_from_weights(config) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
-    path, asked, given = config.init_from, given_keys(config), config.given
+    path, given = config.init_from, config.given
+    asked = {name: getattr(config, name) for name in given}
     parts = checkpoints.ALL if config.keep_moments else checkpoints.WEIGHTS
     source = checkpoints.load(path, mapped=True, parts=parts)
     if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
@@ -106,11 +109,6 @@ def differences(config, asked: dict, before: dict, where: str) -> list[str]:
     """Lines about the keys that were asked for and differ from what a checkpoint has."""
     keys = [name for name in before if name in asked and getattr(config, name) != before[name]]
     return [f"{name}: {getattr(config, name)}, where {where} has {before[name]}" for name in keys]
-
-
-def given_keys(config) -> dict:
-    """{key: value} of what a config file or the command line gave."""
-    return {name: getattr(config, name) for name in config.given}
 
 
 def model_keys(checkpoint: dict, path: Path | str) -> dict:
@@ -195,7 +193,7 @@ def restore(
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         if configurator.is_of_memory(error):
             raise
-        raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
+        raise OfOneProcess(f"{file}: no run can go on from it ({str(error)[:200]})") from None
 
 
 def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: float) -> None:

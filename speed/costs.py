@@ -75,21 +75,22 @@ def bench_overhead(config: BenchConfig, report: Report) -> None:
 def bench_length(config: BenchConfig, report: Report) -> None:
     """2 x 256, as many tokens a step at every T: tokens/s of a training step, and its memory. Then, of 6 x 384 and one
     row, a step's FLOPs at the rate of a matrix product of the same dtype, over its time."""
+    longest = 1 << config.longest.bit_length() - 1  # as many tokens at every T
     for name in of_any_length():
         sides, T = {}, 256
-        while T <= config.longest:
+        while T <= longest:
             keys: dict = dict(n_layer=2, n_head=4, n_embd=256, vocab_size=256, block_size=T)
-            batch = random_batch(config, 256, config.longest // T, T)
+            batch = random_batch(config, 256, longest // T, T)
             sides[T] = Side(config, name, batch, **keys)
             seconds = min(seconds_of(sides[T], config.device) for _ in range(2))
             memory = peak_mb(config, name, batch, keys)
-            report.row(mixer=name, T=T, tokens_s=config.longest / seconds, peak_mb=memory)
+            report.row(mixer=name, T=T, tokens_s=longest / seconds, peak_mb=memory)
             T *= 4 if has_cache(name) and T >= 4096 else 2  # the cost grows with T^2
         if not has_cache(name) and 16_384 in sides:
             times = side_by_side(sides[1024], sides[16_384], config.long_pairs, config)
             report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", *times)
     for name in of_any_length():
-        T = min(4096, config.longest)
+        T = min(4096, longest)
         side = Side(config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256)
         flops = 3 * side.model.flops_per_token(T) * T
         side()  # untimed

@@ -91,7 +91,8 @@ def gains(rows: list[dict]) -> list[dict]:
     for name, base in GATED.items():
         if {name, base} <= losses.keys():
             values = [a - b for a, b in zip(losses[base], losses[name], strict=True)]
-            about = dict(lower_by=statistics.fmean(values), interval=exact_interval(values), p=sign_flip_test(values))
+            interval = [end if abs(end) < float("inf") else None for end in exact_interval(values)]
+            about = dict(lower_by=statistics.fmean(values), interval=interval, p=sign_flip_test(values))
             found.append({"gated": name, "over": base} | about)
     return found
 
@@ -103,6 +104,8 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     train, dataset = configurator.load(TrainConfig, RECIPES.get(name, OF_NANOGPT).split()), open_dataset(folder)
     if train.block_size != CONTEXT:
         raise UserError(f"block_size={train.block_size}: a recipe of the gate run has {CONTEXT}, as nanoGPT's")
+    if (n := train.gradient_accumulation_steps) > 1:
+        raise UserError(f"gradient_accumulation_steps={n}: a recipe of the gate run has 1; raise batch_size")
     keys = model_args(train) | {"vocab_size": dataset.vocab_size}
     if name == NANOGPT:
         keys = {key: keys[key] for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
@@ -118,6 +121,7 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
         side(batch)
         seconds += time.process_time() - start
     total = labels = 0
+    side.model.eval()
     with torch.no_grad():
         for x, y, _ in dataset.eval_batches("val", 64, CONTEXT):
             n = int((y != IGNORE).sum())

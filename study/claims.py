@@ -245,7 +245,7 @@ def distance_shown(claim: dict, value: float, sign: str = "") -> str:
 
 def record(claim: dict) -> dict:
     """What claims.json keeps of a judged claim, with all numbers in its unit. null: an end that too few seeds leave
-    open, and what a claim does not have. detectable: so far beyond the threshold, or, of a ratio, by this factor."""
+    open, and what a claim does not have. detectable: so far beyond the threshold; of ratios, steps: by this factor."""
     unit, values = unit_of(claim), claim["by_seed"]
 
     def shown(value: float | None) -> float | None:
@@ -310,6 +310,6 @@ def numbers_of(claim: dict) -> str:
         parts.append("too few seeds to see anything")
     elif "detectable" in claim:
         parts.append(f"sees {distance_shown(claim, claim['detectable'])} beyond {threshold} in 80% of cases")
-    if "detectable_within" in claim:
+    if math.isfinite(claim.get("detectable_within", math.inf)):
         parts.append(f"shows a band of {distance_shown(claim, claim['detectable_within'], '+-')} in 80% of cases")
     return "; ".join([*parts, f"{claim['n']} seeds"])

@@ -27,7 +27,8 @@ def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
     plain, panels, of_run = plain_arms(rows), {}, {}  # of_run: {step: {part: loss}} behind the first evaluation
     for row in rows:
         parts = {one["step"]: one for one in row.get("loss_curve", [])}
-        late = {step: {"all": loss} | parts.get(step, {}) for step, loss in row["curve"] if step > 0}
+        whole = row["curve"] if row["metric"] == "val_loss" else [(step, None) for step in parts]
+        late = {step: {"all": loss} | parts.get(step, {}) for step, loss in whole if step > 0}
         of_run[row["arm"], row["seed"]] = late
     for part, ((arm, seed), after) in itertools.product(PARTS, of_run.items()):
         before = of_run.get((plain.get(arm), seed), {})

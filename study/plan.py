@@ -161,7 +161,8 @@ def pooled(config, choices: list[dict]) -> list[dict]:
         for choice in members:
             best = highest(choice["values"])
             margin, error = difference(choice["values"][best], choice["values"][joint])
-            rate = best if margin > error else joint  # NaN is not more
+            is_lost = -math.inf in choice["values"][joint] and -math.inf not in choice["values"][best]
+            rate = best if margin > error or is_lost else joint  # NaN is not more
             made[choice["arm"]] = settled(choice, rate) | {"joint": (mixer, joint)}
     return [made[choice["arm"]] for choice in choices]
 
@@ -179,8 +180,14 @@ def settled(choice: dict, rate: float) -> dict:
 
 
 def highest(values: dict[float, list[float]]) -> float | None:
-    """The rate of the highest mean, the smaller one of two that are equal; None where there is no rate."""
-    return max(values, key=lambda rate: (fmean(values[rate]), -rate), default=None)
+    """The rate with the fewest -inf and the highest mean of the others, the smaller one of two that are equal; None
+    where there is no rate."""
+
+    def order(rate):
+        finite = [value for value in values[rate] if value > -math.inf]
+        return len(finite), fmean(finite or [0.0]), -rate
+
+    return max(values, key=order, default=None)
 
 
 def difference(values: list[float], others: list[float]) -> tuple[float, float]:

@@ -187,7 +187,8 @@ def gpus_of(config) -> list[str]:
 
 def jobs_of(config, gpus: list[str]) -> int:
     at_most = config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run)
-    return min(at_most, len(config.arms) * len(config.seeds))
+    trials = len(config.learning_rates) * len(config.selection_seeds)
+    return min(at_most, len(config.arms) * max(len(config.seeds), trials))
 
 
 def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held: IO) -> dict:

@@ -14,14 +14,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 15_155,
-    "lines: tests": 11_880,
+    "lines: product": 15_220,
+    "lines: tests": 12_055,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_660,
-    "lines: study + experiment.py": 2_700,
-    "lines: runs": 2_300,
-    "lines: speed + bench.py": 800,
+    "lines: study + experiment.py": 2_710,
+    "lines: runs": 2_320,
+    "lines: speed + bench.py": 810,
     "kB: docs": 70,
     "kB: prose of results": 45,
     "kB: prose of results/bench": 8,

@@ -198,6 +198,12 @@ def test_the_part_gpu_has_every_row_that_docs_gpu_expects_or_what_it_needs(cpu, 
     assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
 
 
+@pytest.mark.parametrize("words", ["--block_size=32", "--block_size=64 --gradient_accumulation_steps=4"])
+def test_a_recipe_that_the_gate_run_would_measure_otherwise_is_refused(words, cpu, text, monkeypatch, helpers):
+    monkeypatch.setattr(gaterun, "RECIPES", {"mine": words})
+    assert "a recipe of the gate run has" in helpers.error_of(gaterun.run_of, cpu, str(text), 0, "mine")
+
+
 def test_a_part_that_is_stopped_leaves_what_it_has_measured(cpu, tmp_path, monkeypatch, helpers):
     def part(config, report):
         report.row(row="one", measured=1.0, unit="ms", expected="", agrees="yes")

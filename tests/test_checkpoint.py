@@ -4,16 +4,20 @@ import pickle
 import re
 import resource
 import signal
+import struct
+import zipfile
 
 import pytest
 import torch
 from conftest import Malicious
 from small_models import off_its_start
 
+import configurator
 import evaluate
 import export
 import sample
-from model import GPT, GPTConfig
+from configurator import UserError
+from model import GPT, MIXERS, GPTConfig, Softmax
 from runs import checkpoint as checkpoints
 from runs.checkpoint import load, load_model, save
 
@@ -31,7 +35,45 @@ def file(tmp_path):
     return tmp_path / "ckpt.pt"
 
 
+def test_what_one_process_alone_has_found_is_printed_by_it(file, monkeypatch, capsys, helpers):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name, value in zip(names, (1, 2, 1, 2, 0, 0), strict=True):  # of a machine's two processes the second
+        monkeypatch.setenv(name, str(value))
+    with zipfile.ZipFile(file) as archive:
+        record = max(archive.filelist[1::2], key=lambda record: record.file_size)
+    content, start = bytearray(file.read_bytes()), record.header_offset
+    lengths = struct.unpack("<HH", content[start + 26 : start + 30])  # of its name, and of what stands behind that
+    content[start + 30 + sum(lengths)] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="damaged") as raised:
+        load(file)
+    for error, printed in ((raised.value, "damaged"), (UserError("a slip that all have made"), "")):
+        assert configurator.report(error) == 2 and printed in capsys.readouterr().err
+        assert bool(printed) == (type(error) is not UserError)
+
+
 # -- Saving ------------------------------------------------------------------------------------------------------------
+
+
+class Sloped(Softmax):
+    """With what no checkpoint holds."""
+
+    def __init__(self, config, gate):
+        super().__init__(config, gate)
+        self.register_buffer("slope", torch.linspace(0, 1, self.n_head), persistent=False)
+        self.plain = torch.ones(1)
+
+    def bias(self, i, j):
+        return self.slope[:, None, None] * self.plain * (j - i)
+
+
+def test_what_no_checkpoint_holds_is_there_in_a_loaded_model(tmp_path, monkeypatch):
+    monkeypatch.setitem(MIXERS, "sloped", Sloped)
+    args = ARGS | {"attention": "sloped"}
+    model, idx = GPT(GPTConfig(**args)), torch.arange(11)[None]
+    save(tmp_path / "ckpt.pt", make(model=model.state_dict(), model_args=args))
+    loaded, _ = load_model(tmp_path / "ckpt.pt")
+    assert torch.equal(loaded(idx), model.eval()(idx))
 
 
 def test_a_loaded_model_gives_the_logits_of_the_saved_one(tmp_path):
@@ -160,6 +202,7 @@ def test_an_export_gives_the_same_model_and_starts_runs(text, tmp_path, helpers,
     (a, _), (b, about) = (load_model(path) for path in (out, exported))
     idx = torch.arange(20)[None]
     assert torch.equal(a(idx), b(idx)) and about["iter_num"] == 8 and about["data"]["tokenizer"] == "byte"
+    assert about["dtype"] == load(out)["dtype"]  # it is read in the run's
     for path in (exported, exported / "model.safetensors"):
         capsys.readouterr()
         again = helpers.train(**keys, out_dir=tmp_path / "again", init_from=path, max_iters=1, overwrite=True)

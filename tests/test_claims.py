@@ -87,6 +87,11 @@ def test_a_dry_run_says_what_each_claim_can_show():
     spread = statistics.stdev(0.1 * seed / 7 for seed in range(8))
     seen = f"sees {spread * effect:.3g} beyond 0.05 in 80% of cases (spread {spread:.3g}, of 8 seeds of its rows)"
     assert claims.reach_lines(config, rows)[0].endswith(seen)
+    others = [row | {"config": row["config"] | {"max_iters": 9}} for row in rows]  # of what the config was before
+    assert "(spread 0.2, assumed)" in experiment.estimate(config, others)
+    asked = {"equal": {"contrast": GAIN, "within": 0.1}}
+    (few,) = claims.judge_claims(config_of(asked, 3, exploratory=True), rows)
+    assert "inf in 80%" not in claims.claims_table([few])
     (said,) = claims.reach_lines(config_of({"it helps": claim}, 3, exploratory=True, pair_spread=0.2), [])
     assert said.startswith("it helps: exploratory: 3 seeds give no p under 0.25; too few seeds to see anything")
 

@@ -91,6 +91,10 @@ def test_the_parts_of_a_texts_loss_are_means_over_their_labels(text):
     assert found == pytest.approx(mean, rel=1e-9)
 
 
+def test_a_sample_without_a_label_is_one_line_also_where_several_processes_have_none(text, helpers):
+    assert "no token of val has a label" in helpers.error_of(evaluate.summarize, {}, text, "val")
+
+
 def test_padded_ids_do_not_count(text):
     padded, model = make_model(pad_vocab_to=100), make_model()
     padded.load_state_dict(model.state_dict() | {"wte.weight": F.pad(model.wte.weight, (0, 0, 0, 44), value=9.0)})

@@ -271,6 +271,8 @@ WRONG = [
     (dict(arms={"none": {"gaet": "none"}}), "arm 'none': unknown key 'gaet' (did you mean 'gate'?)"),
     (dict(arms={"none": {"dtype": "auto"}}), "arm 'none': dtype=auto is timed anew"),
     (dict(scores={"longer": {"lenghts": 5}}), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
+    (dict(seeds=[0, 1, 1]), "seeds=[0, 1, 1]: names a seed twice"),
+    (dict(seeds_of={"none": [0, 30]}), "seeds_of: none: [0, 30]: are not all among seeds=[0, 1]"),
     (dict(seeds_of={"nobody": [1]}), "seeds_of='nobody': must be one of none"),
     (dict(seeds_of={"none": [-1]}), "seeds_of: none: [0]=-1: must be"),
     (dict(first_arms=["nobody"]), "first_arms='nobody': must be one of none"),
@@ -292,6 +294,12 @@ WRONG = [
 def test_a_wrong_key_is_found_before_the_first_run(keys, expected, base, helpers):
     keys = dict(arms=ARMS, seeds=[0, 1], data=DATA, base=base) | keys
     assert expected in helpers.error_of(experiment.ExperimentConfig, **keys)
+
+
+def test_runs_that_choose_rates_go_on_side_by_side_too():
+    keys = dict(arms={"none": {}}, base=FLOAT32, jobs=8, learning_rates=[1.0, 2.0, 4.0], selection_seeds=[5, 6])
+    assert runner.jobs_of(experiment.ExperimentConfig(**keys), []) == 6
+    assert runner.jobs_of(PLAIN, []) == 1
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/abs", "", ".a", "x" * 300, "a\nb", "\ud800"])

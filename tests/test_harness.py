@@ -172,6 +172,16 @@ def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained)
     assert own.generate_until(requests(("The quick", {}))) == [bytes(expected).decode(errors="replace")]
 
 
+def test_so_many_rows_are_read_at_once_as_the_documents_say(monkeypatch, trained):
+    seen = []
+    monkeypatch.setattr(harness, "cli_evaluate", lambda: seen.append(sys.argv[1:]))
+    for words in (["run", "--tasks", "a"], ["run", "--batch_size=4"], ["ls"]):
+        harness.main(words)
+    assert seen == [["run", "--tasks", "a", "--batch_size", "16"], ["run", "--batch_size=4"], ["ls"]]
+    sizes = [harness.NanogateLM(trained("gla"), device="cpu", batch_size=n).batch_size for n in (0, "4", "auto")]
+    assert sizes == [1, 4, 16]
+
+
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
 def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))

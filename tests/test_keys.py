@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 import torch
 
+import configurator
 from configurator import UserError
+from keys import TrainConfig
 from model import GLA, GPT, MIXERS, GatedDeltaNet, GPTConfig, Softmax
 from ops.layers import Angles, rope_frequencies, rotate
-from runs.notes import unused_keys
+from runs.notes import notes_on_keys, unused_keys
 
 
 class Rotated(GLA):
@@ -82,6 +84,16 @@ def is_same(one, other):
     return one.keys() == other.keys() and all(
         one[name].shape == other[name].shape and torch.allclose(one[name], other[name], atol=1e-9) for name in one
     )
+
+
+def test_a_key_of_training_that_does_nothing_is_named():
+    words = "--schedule=constant --min_lr=0 --muon_lr_scale=2 --new_lr_scale=10 --shards=2 --vocab_size=9".split()
+    notes = notes_on_keys(configurator.load(TrainConfig, words))
+    assert [note.split("=")[0] for note in notes] == [
+        f"note: {key}" for key in ("min_lr", "muon_lr_scale", "new_lr_scale", "shards")
+    ]
+    used = "--min_lr=0 --optimizer=muon --muon_lr_scale=2 --init_from=x --new_lr_scale=10 --parallel=fsdp --shards=2"
+    assert not notes_on_keys(configurator.load(TrainConfig, f"{used} --vocab_size=9".split()))
 
 
 @pytest.mark.parametrize("keys", SITUATIONS, ids=str)

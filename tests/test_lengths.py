@@ -76,5 +76,6 @@ def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_k
     panels = gains.gains(rows)
     for curves in panels.values():
         assert curves == {"sigmoid": [[(9, 0.5)], [(9, pytest.approx(-0.1))]], "sigmoid short": [[(9, -0.5)]]}
+    assert gains.PARTS["all"] not in gains.gains([row | {"metric": "accuracy"} for row in rows])
     report.figures(rows, tmp_path)
     assert [axes.get_title() for axes in drawn["gain.png"].axes] == [gains.PARTS[p] for p in ("all", "near", "far")]

@@ -379,6 +379,8 @@ REFUSED = [
     (dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=8), "has no effect"),
     (dict(attention="cosformer", gate="elementwise", norm_first=False), "commutes"),
     (dict(gate="elementwise", norm_first=False), "no layer has a norm"),
+    (dict(attention="gla,softmax", gate="none,headwise", norm_first=False), "no layer has a norm"),
+    (dict(gate="scalar", post_norm=True), "has no effect, because a norm behind it cancels"),
     (dict(attention="gla", readout_norm="denominator"), "both signs"),
     (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),
     (dict(attention="mamba2,softmax", n_embd=12), "needs an even rope_fraction"),
@@ -407,6 +409,7 @@ def test_gates_that_have_an_effect_are_not_refused():
     make_config(attention="gla", gate="headwise@query", gate_activation="add_silu")
     make_config(attention="gated_deltanet", gate="headwise@key", gate_input="static")
     make_config(attention="mamba2", gate="headwise", norm_first=False, n_groups=2)
+    make_config(gate="scalar@output", post_norm=True, bias=True)
 
 
 MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed (1), written (2) and read (2)
@@ -419,6 +422,15 @@ MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed
     "deltaproduct": 2 * 7 * H * D * D,
     "monarch": (2 * 2 * 8 + 2 + 4) * H * 64 * D,  # two products with a row of 8, two sigmoids, written and read
 }
+
+
+def test_flops_of_levels_are_those_of_half_of_them():
+    """A token writes its own (2), and every level is decayed (1) and read (2), with the delta rule read and written,
+    too (2, 2)."""
+    for name, of_level in (("gla", 3), ("gated_deltanet", 7)):
+        plain, levels = (GPT(make_config(attention=name, n_layer=1, levels=of)) for of in ("none", "log_linear"))
+        mixing = [model.flops_per_token() - 2 * model.n_params() for model in (plain, levels)]
+        assert mixing == [MIXING[name], (2 + of_level * math.log2(T) / 2) * H * D * D]
 
 
 @every_mixer

@@ -1,6 +1,7 @@
 """The meters of a layer, and trials on a model, each on weights set by hand, where the answer is known."""
 
 import json
+import types
 
 import pytest
 import torch
@@ -28,6 +29,12 @@ def random_x(dtype=torch.float32):
 
 def random_tokens():
     return torch.randint(20, (3, T), generator=torch.Generator().manual_seed(1))
+
+
+def data_of(tokens, **kinds):
+    """As much of a data set as the meters of a run ask for."""
+    batches = lambda split, rows, block_size: iter([(tokens, tokens, None)])  # noqa: E731
+    return types.SimpleNamespace(kind="examples", kinds=kinds, longest=lambda split, n: n, eval_batches=batches)
 
 
 def sink_of(mixer, x, stream, **kinds):
@@ -210,7 +217,7 @@ def test_the_branch_is_what_a_mixer_adds_over_what_it_is_added_to():
     block, x = model.blocks[0], model.wte(tokens)
     added = block.mixer(block.norm_1(x)).norm(dim=-1) / x.norm(dim=-1)
     assert probe.layer_meters(model, tokens, {}, "float32")[0]["branch"] == pytest.approx(added.mean().item(), rel=1e-3)
-    assert len(probe.training_meters(model, tokens, tokens, {}, "float32")["branch"]) == 2
+    assert len(probe.training_meters(model, data_of(tokens), T, "float32")["branch"]) == 2
 
 
 @torch.no_grad()
@@ -230,7 +237,7 @@ def test_the_induction_score_is_the_weight_on_what_followed_the_same_token():
     found = probe.induction_meters(model, random_tokens(), "float32")
     uniform = sum(1 / (i + 1) for i in range(half, 2 * half)) / half
     assert found[0] == [1.0, 0.0] and found[1] == pytest.approx([uniform] * H, rel=1e-3) and len(found) == 3
-    assert probe.training_meters(model, random_tokens(), random_tokens(), {}, "float32")["induction"] == found
+    assert probe.training_meters(model, data_of(random_tokens()), T, "float32")["induction"] == found
 
 
 @every_mixer
@@ -249,7 +256,7 @@ def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
     compiled = torch.compile(model, backend="eager")
     before = compiled(tokens)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        probe.training_meters(model, tokens, tokens, {"some": [1, 2, 3]}, "float32")
+        probe.training_meters(model, data_of(tokens, some=[1, 2, 3]), T, "float32")
         with interventions.pruned(model, 0.7):
             pass
         assert torch.equal(compiled(tokens), before)

@@ -164,6 +164,22 @@ def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_anot
     assert "0.01 is best for all arms of gla" in "".join(rates.lines(config, choices))
 
 
+def test_an_arm_that_loses_a_run_at_every_rate_does_not_choose_for_the_others():
+    ends = {"gla": {0.001: 0.5, 0.01: 0.6}, "gla other": {0.001: 0.5, 0.01: 0.6}, "gla lost": {0.001: 0.5, 0.01: 0.6}}
+    config = choosing(
+        arms={name: {"attention": "gla"} for name in ends}, select_by="last", selection_iters=100, pool_rates=True,
+        learning_rates=[0.001, 0.01], widen_rates=False,
+    )  # fmt: skip
+    lost = {(0.001, 7), (0.01, 8)}
+
+    def end_of(run):
+        is_lost = run["arm"] == "gla lost" and (rate_of(run), run["seed"]) in lost
+        return None if is_lost else ends[run["arm"]][rate_of(run)]
+
+    choices, _ = chosen(config, end_of)
+    assert [choice["rate"] for choice in choices] == [0.01, 0.01, 0.01]
+
+
 def test_pooled_rates_wait_for_each_other():
     about = dict(arms=GLAS | {"softmax": {}}, select_by="last", pool_rates=True)
     config = choosing(**about, selection_iters=100)

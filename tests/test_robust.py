@@ -131,6 +131,8 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(sc
     for name, reason in {"gone/a.json": "No such file or", "folder.json": "is a folder", "/proc/a.json": ""}.items():
         message = helpers.error_of(script.main, [f"--out={tmp_path / name}", "--checkpoint=x", "--device=cpu"])
         assert message.startswith("out=") and f"cannot be written ({reason}" in message
+    message = helpers.error_of(script.main, ["--out=/dev/null", "--checkpoint=x", "--device=cpu"])
+    assert "is a folder or a device" in message and not os.path.isfile("/dev/null")
     assert os.listdir(tmp_path) == ["folder.json"]
 
 

@@ -1,4 +1,4 @@
-"""State tracking and MQAR's family: rows against the perfect predictors, rows drawn anew, and what such a set refuses."""
+"""State tracking and MQAR's family: rows against perfect predictors, rows drawn anew, and what such a set refuses."""
 
 import functools
 import json

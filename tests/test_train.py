@@ -149,6 +149,50 @@ def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_interval_asks_fo
         assert [row["step"] for row in helpers.metrics(out, "eval")] == sorted({0, 4, 8, at})
 
 
+def test_best_has_a_step_that_a_signal_stopped_at_and_a_kill_kept_from_being_saved(run, helpers, monkeypatch, tmp_path):
+    """The signal saves step 4 without an evaluation, and the kill comes between its row and its save."""
+
+    def stopped(**keys):
+        with monkeypatch.context() as patched, pytest.raises(BaseException):  # noqa: B017
+            patched.setattr(hardware.Processes, "stop_signal", lambda self, step, _: 15 * (step == keys["at"]))
+            patched.setattr(checkpoints, "save", keys.get("save", checkpoints.save))
+            run("out", init_from="auto", eval_interval=2)
+
+    def killed(*words, **keys):
+        raise KeyboardInterrupt
+
+    stopped(at=4)
+    assert [row["step"] for row in helpers.metrics(tmp_path / "out", "eval")] == [0, 2]
+    stopped(at=99, save=killed)
+    assert [row["step"] for row in helpers.metrics(tmp_path / "out", "eval")] == [0, 2, 4]
+    stopped(at=5)
+    losses = [row["val_loss"] for row in helpers.metrics(tmp_path / "out", "eval")]
+    assert len(losses) == 3 and min(losses) == losses[2]
+    assert checkpoints.load(tmp_path / "out" / "best.pt")["iter_num"] == 4
+
+
+def test_ctrl_c_ends_the_last_evaluation_when_all_is_saved(run, tmp_path, monkeypatch):
+    def read(*words, tokens=None, **keys):
+        if tokens is None:
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(*words, tokens=tokens, **keys)
+
+    evaluate = train.evaluate
+    monkeypatch.setattr(train, "evaluate", read)
+    with pytest.raises(KeyboardInterrupt):
+        run("out", eval_tokens=64, eval_whole=True)
+    assert checkpoints.load(tmp_path / "out")["iter_num"] == 8
+
+
+def test_a_run_goes_on_with_the_code_that_it_kept(run, tmp_path, monkeypatch):
+    out = run("out", max_iters=2)
+    monkeypatch.setattr(outdir, "ROOT", out / "code")
+    run("out", init_from="resume")
+    assert checkpoints.load(out)["iter_num"] == 8 and (out / "code" / "train.py").read_bytes()
+    (out / "code" / ".#train.py").symlink_to("nobody@nowhere")  # Emacs's mark of an unsaved buffer
+    assert not [name for name in outdir.code_of_the_project() if "#" in name]
+
+
 # -- A run that is solved ends early -----------------------------------------------------------------------------------
 
 
