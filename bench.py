@@ -68,11 +68,15 @@ def main(argv: list[str]) -> None:
         try:
             with signals_to(lambda number: sys.exit(128 + number)):
                 PARTS[name](config, report)
-        finally:  # of a part that is stopped, what it has measured by then
+        except BaseException:
+            about["stopped"] = True  # what it has measured by then is kept
+            raise
+        finally:
+            if report.rows or report.ratios or report.claims:
+                write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
+                if name == "gpu":
+                    write_text(out_dir / "gpu.md", page(about, report.rows))
             print(report)
-            write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
-            if name == "gpu":
-                write_text(out_dir / "gpu.md", page(about, report.rows))
         for kind, of_all in measured.items():
             of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
     print(f"written: {out_dir}/")

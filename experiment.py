@@ -116,8 +116,6 @@ class ExperimentConfig:
         from_scratch = [name for name, keys in self.arms.items() if "init_from_arm" not in keys]
         parents = {name: keys["init_from_arm"] for name, keys in self.arms.items() if name not in from_scratch}
         check_named("scores_of", self.scores_of, self.scores, "scores")
-        for arm, seeds in self.seeds_of.items():
-            refuse({f"seeds_of: {arm}: {seeds}: are not all among seeds={self.seeds}": set(seeds) - set(self.seeds)})
         for label, names, arms in [
             ("seeds_of", self.seeds_of, self.arms),
             ("first_arms", self.first_arms, self.arms),

@@ -96,7 +96,8 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     norm = mixer.norm_of(config)
     if config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
         return False
-    if granularity == "scalar" and position in ("readout", "output") and config.post_norm and not config.bias:
+    is_last = granularity == "scalar" and position in ("readout", "output") and not config.bias
+    if is_last and config.post_norm and config.gate_activation in POSITIVE_ACTIVATIONS:
         return True
     if norm == "none":
         return False
@@ -146,8 +147,10 @@ class Gate(nn.Module):
             self.static = nn.Parameter(torch.empty(size))  # flat: a 1-D parameter gets no weight decay
         else:
             self.down = nn.Linear(config.n_embd, rank, bias=False) if rank else None
-            linear, bias = (nn.Linear, config.native_bias) if native else (ZeroLinear, config.gate_bias)
-            self.proj = linear(rank or config.n_embd, size, bias)
+            n_in = rank or config.n_embd
+            self.proj = (
+                nn.Linear(n_in, size, config.native_bias) if native else ZeroLinear(n_in, size, config.gate_bias)
+            )
         if self.activation == "learned":
             self.slope = nn.Parameter(torch.empty(1))
 

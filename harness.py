@@ -217,8 +217,8 @@ def read_on(model: GPT, pairs: list[tuple], state: list[dict], start: int) -> li
 
 
 def main(argv: list[str]) -> None:
-    if argv[:1] == ["run"] and not {word.partition("=")[0] for word in argv} & {"--batch_size", "-b"}:
-        argv = [*argv, "--batch_size", str(ROWS)]  # the library's own default is 1
+    if argv[:1] == ["run"] and argv[1:] and not {word.partition("=")[0] for word in argv} & {"--config", "-C"}:
+        argv = ["run", "--batch_size", str(ROWS), *argv[1:]]  # the library's own default is 1; a later word counts more
     sys.argv = [str(Path(__file__).name), *argv]
     cli_evaluate()
     if torch.distributed.is_initialized():

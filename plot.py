@@ -137,7 +137,7 @@ def maps(file: Path) -> Path | str:
     for axes, (title, shown) in zip(grid.flat, panels, strict=True):
         image = attention_map(axes, shown, scale)
         axes.set_title(title, fontsize=12)
-    figure.colorbar(image, cax=axes.inset_axes((1.05, 0, 0.05, 1)), label="weight")
+    figure.colorbar(image, cax=axes.inset_axes((1.05, 0, 0.05, 1)), label="weight (colours by its root)")
     return write(figure, file.with_name("maps.png"))
 
 

@@ -211,7 +211,7 @@ def train(
     held: contextlib.ExitStack, resumed, source, notes,
 ) -> None:  # fmt: skip
     """Trains from the first step to max_iters, or until stop_above says that the task is solved. held: holds signals
-    back until a step has been saved."""
+    back until the last step has been saved."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
     dtype = processes.from_main(pick_dtype(resumed["dtype"] if resumed else config.dtype, device_type))
 
@@ -367,7 +367,7 @@ def train(
             sys.exit(128 + signal_number)  # what shells report for a process that the signal ended
         last_two = [row["accuracy"] for row in evaluations[-2:]]
         is_solved = config.stop_above is not None and len(last_two) == 2 and min(last_two) > config.stop_above
-        if is_end or step % config.eval_interval == 0 and is_solved:
+        if is_due and (is_end or is_solved):
             break
 
         # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read
@@ -425,13 +425,14 @@ def train(
     # the end: the whole validation split, unless the evaluations have read all of it, or it takes too long
     bar.close()
     out.wait()
-    held.close()  # all is saved: a signal may end the run
+    held.close()  # all is saved: a signal may end the run, also one that has come since the last step
+    if number := max(processes.from_all(processes.signal)):
+        sys.exit(128 + number)
     size, trained = dataset.counts("val")["tokens"], time.perf_counter() - started - eval_seconds
     reads_a_sample = (config.eval_tokens or math.inf) < size
     takes = evaluations[-1].get("seconds", 0.0) * size / evaluations[-1]["labels"]
-    is_whole = not reads_a_sample or config.eval_whole
-    if is_whole is None:
-        is_whole = processes.from_main(takes <= trained)
+    is_asked = processes.from_main(takes <= trained) if config.eval_whole is None else config.eval_whole
+    is_whole = not reads_a_sample or is_asked
     end = processes.from_main(out.ended)  # of a finished run that was started again, maybe for more steps
     if end is None or end["step"] < step or is_whole and not end.get("whole", True):
         end = {name: x for name, x in evaluations[-1].items() if name not in ("meters", "seconds")}

@@ -6,8 +6,8 @@
 What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
 scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
 vocab_size, first_ids, maybe alphabet, mask_documents, mixture), dtype, code_sha256, code_files ({file: its sha256}),
-versions. A folder that export.py wrote has model, model_args, iter_num and data, and is loaded in the same way. Both
-have a format number. A folder of transformers is read as export.py --from_hf reads it (hub/huggingface.py).
+versions. A folder that export.py wrote has model, model_args, iter_num, data and dtype, and is loaded in the same way.
+Both have a format number. A folder of transformers is read as export.py --from_hf reads it (hub/huggingface.py).
 """
 
 import json
@@ -27,7 +27,6 @@ from model import GPT, GPTConfig
 from runs import sharded
 from runs.files import CHECKPOINTS, find_checkpoint, one_line, read_json, sha256_of_file, write_text, write_whole
 from runs.hardware import DTYPES, Processes, places_of_torchrun
-from runs.memory import NoRandomStart
 from runs.rules import OfOneProcess, wrong_field
 
 FORMAT = 1  # of what is written here; nothing else is read
@@ -123,7 +122,7 @@ def check_tensors(tensors: dict, path: Path) -> None:
     """Raises UserError, with the path, where one is no weight or has no name."""
     for name, tensor in tensors.items():
         if wrong := wrong_tensor(tensor) if isinstance(name, str) else "is no name":
-            raise OfOneProcess(f"{path}: its {show(name)} {wrong}")
+            raise UserError(f"{path}: its {show(name)} {wrong}")
 
 
 def _check(checkpoint):
@@ -160,7 +159,7 @@ def load_torch(path: Path, mapped: bool = False) -> Any:
 
     mapped: the tensors stay in the file until they are read; a process dies if the file is overwritten in place then.
     """
-    _, _, local_rank, local_size = places_of_torchrun()
+    (_, _, local_rank, local_size), damaged = places_of_torchrun(), None
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             # compressed numbers cannot be mapped, and torch would take their bytes for numbers
@@ -178,7 +177,7 @@ def load_torch(path: Path, mapped: bool = False) -> Any:
         if is_of_memory(error):
             raise
         wrong = f"damaged, or no checkpoint ({first_line(error)})"
-    raise OfOneProcess(f"{path}: {wrong}")
+    raise (OfOneProcess if damaged else UserError)(f"{path}: {wrong}")
 
 
 def _load_folder(path):
@@ -245,7 +244,7 @@ def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path 
         model.load_state_dict(weights, assign=True)  # before anything is copied
         others = [x for module in model.modules() for x in (vars(module) | module._buffers).values()]
         if any(isinstance(x, torch.Tensor) and x.is_meta for x in others):
-            with NoRandomStart():  # a constructor makes what no checkpoint holds, such as buffers not persistent
+            with torch.random.fork_rng(devices=[]):  # what no checkpoint holds, such as buffers that are not persistent
                 model = GPT(config).to(device)
         made = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
         model.load_state_dict(made, assign=True)

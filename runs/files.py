@@ -220,9 +220,10 @@ def remove_leftovers(folder: Path) -> None:
 
 def check_output(name: str, path: Path | str) -> None:
     """Raises UserError, before hours of work, where there can be no file `path`, which the key `name` gives."""
-    with named_if_it_fails(f"{name}={show(str(path))}"), tempfile.TemporaryFile(dir=Path(path).parent):
+    with named_if_it_fails(f"{name}={show(str(path))}"):
         if os.path.exists(path) and not os.path.isfile(path):  # a rename would put a file in the place of /dev/null
             raise OSError("is a folder or a device")
+        tempfile.TemporaryFile(dir=Path(path).parent).close()
 
 
 def open_rows(path: Path | str) -> IO:

@@ -154,7 +154,8 @@ class Processes(contextlib.AbstractContextManager):
         self.is_main, self.signal, self.device = self.rank == 0, 0, pick_device(device_name)
         self.device_type = self.device.partition(":")[0]
         is_cuda = self.device_type == "cuda"
-        self.device = f"cuda:{local_rank}" if self.device == "cuda" else self.device
+        if is_cuda and (self.device == "cuda" or self.world_size > 1):
+            self.device = f"cuda:{local_rank}"
         self.threads = cpu_threads(threads, self.local_size)
         torch.set_num_threads(self.threads)
         if is_cuda:

@@ -14,7 +14,7 @@ NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the w
 
 
 def notes_on_keys(config) -> list[str]:
-    """A line of text for each key of the model that was given and has no effect in this run, and for a warmup that
+    """A line of text for each key that was given and has no effect in this run, and for a warmup that
     the run does not reach the end of."""
     unused = unused_keys(config)
     for names, has_no_effect, reason in (
@@ -53,7 +53,6 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
         (["norm_first"], "readout" not in positions, "there is no gate at the readout"),
         (["gate"], asked and not any(asked), why_not_native),
         (["match_params"], not positions and not any(asked), "there is no gate"),
-        (["branch_scale"], config.post_norm and not config.bias, "post_norm cancels it"),
     ):
         unused |= dict.fromkeys(names, reason) if has_no_effect else {}
     return unused

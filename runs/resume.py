@@ -175,7 +175,10 @@ def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer]
     saved["optimizer"]["state"] |= moments
     if len(weights) != len(ours):
         raise UserError(f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights")
-    checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
+    try:
+        checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
+    except UserError as error:
+        raise OfOneProcess(error) from None
 
 
 def restore(

@@ -30,12 +30,8 @@ class Side:
 
     def __init__(self, config: BenchConfig, name: str, batch: tuple = (), train: TrainConfig = PLAIN, **keys):
         torch.manual_seed(train.seed)
-        self.batch, self.device, self.dtype, self.grad_clip = (
-            batch,
-            config.device,
-            config.dtype,
-            train.grad_clip or float("inf"),
-        )
+        self.batch, self.device, self.dtype = batch, config.device, config.dtype
+        self.grad_clip = train.grad_clip or float("inf")
         if name == NANOGPT:
             spec = importlib.util.spec_from_file_location("nanogpt_model", config.against)
             module = importlib.util.module_from_spec(spec)

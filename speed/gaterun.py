@@ -86,7 +86,8 @@ def bench_gaterun(config: BenchConfig, report: Report) -> None:
 
 
 def gains(rows: list[dict]) -> list[dict]:
-    """By how much a gate lowers the loss: the mean over the seeds, its exact 95% interval, and a two-sided p."""
+    """By how much a gate lowers the loss: the mean over the seeds, its exact 95% interval, and a two-sided p. None: an
+    end that too few seeds leave open."""
     losses, found = {row["side"]: [run["val_loss"] for run in row["runs"]] for row in rows if "side" in row}, []
     for name, base in GATED.items():
         if {name, base} <= losses.keys():

@@ -148,7 +148,8 @@ def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
         title = f"{first} / {second}" if convert(0.0) == 1 else f"{first} minus {second}"
         axes.set_title(title + " (exploratory)" * claim["exploratory"], fontsize=9)
         axes.set(ylim=(-n - 0.6, 0.6))
-        axes.set_xlabel(f"{' '.join(map(str, of))} ({unit_of(claim)})", fontsize=8)
+        what = ["steps to", *of[1:]] if of[0] == "log_steps" else of
+        axes.set_xlabel(f"{' '.join(map(str, what))} ({unit_of(claim)})", fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
         if of[0] == "log_steps":
             ratio_axis(axes)

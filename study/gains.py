@@ -40,12 +40,13 @@ def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
 
 def by_step(rows: list[dict], panels: dict[str, dict[str, list]], path: Path) -> Path:
     """Draws the gains against the step: a panel per part, a colour per arm, every seed. Returns the path."""
-    label, looks = "gain: loss without minus loss with (nats)", arm_looks(row["arm"] for row in rows)
+    looks = arm_looks(row["arm"] for row in rows)
 
     def finish(axes, title):
         axes.axhline(0, color="0.3", linewidth=1)
 
-    return curve_panels(panels, looks, path, ylabel=label, columns=len(panels), finish=finish)
+    label = "gain: loss without minus loss with (nats a token)"
+    return curve_panels(panels, looks, path, ylabel=label, columns=3, size=(4.2, 3.0), finish=finish)
 
 
 def lengths_table(rows: list[dict]) -> Table | None:

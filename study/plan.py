@@ -146,8 +146,8 @@ def value_of(config, row: dict) -> float:
 
 
 def pooled(config, choices: list[dict]) -> list[dict]:
-    """The choices of the arms of one mixer, made together: each takes the rate of the highest mean over all of
-    them, unless its own best one is better for it by more than a standard error. They wait for each other."""
+    """The choices of the arms of one mixer, which wait for each other: each takes the rate of the highest mean over all
+    of them, unless its own best one is better by more than a standard error, or loses fewer runs."""
     groups: dict = {}
     for choice in choices:
         groups.setdefault(mixer_of(choice["runs"][0]), []).append(choice)
@@ -161,8 +161,8 @@ def pooled(config, choices: list[dict]) -> list[dict]:
         for choice in members:
             best = highest(choice["values"])
             margin, error = difference(choice["values"][best], choice["values"][joint])
-            is_lost = -math.inf in choice["values"][joint] and -math.inf not in choice["values"][best]
-            rate = best if margin > error or is_lost else joint  # NaN is not more
+            lost, lost_at_best = (choice["values"][one].count(-math.inf) for one in (joint, best))
+            rate = best if margin > error or lost > lost_at_best else joint  # NaN is not more
             made[choice["arm"]] = settled(choice, rate) | {"joint": (mixer, joint)}
     return [made[choice["arm"]] for choice in choices]
 
@@ -180,14 +180,12 @@ def settled(choice: dict, rate: float) -> dict:
 
 
 def highest(values: dict[float, list[float]]) -> float | None:
-    """The rate with the fewest -inf and the highest mean of the others, the smaller one of two that are equal; None
-    where there is no rate."""
-
-    def order(rate):
-        finite = [value for value in values[rate] if value > -math.inf]
-        return len(finite), fmean(finite or [0.0]), -rate
-
-    return max(values, key=order, default=None)
+    """Of the rates with the fewest -inf, that of the highest mean over what is finite at all of these, the smaller one
+    of two that are equal; None where there is no rate."""
+    fewest = min((of_rate.count(-math.inf) for of_rate in values.values()), default=0)
+    left = {rate: of_rate for rate, of_rate in values.items() if of_rate.count(-math.inf) == fewest}
+    finite = [i for i, column in enumerate(zip(*left.values(), strict=True)) if -math.inf not in column]
+    return max(left, key=lambda rate: (fmean([left[rate][i] for i in finite] or [0.0]), -rate), default=None)
 
 
 def difference(values: list[float], others: list[float]) -> tuple[float, float]:

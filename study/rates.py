@@ -23,14 +23,19 @@ def why_chosen(config, choice: dict) -> str:
     """The mean that a rate was chosen by, its margin over the next best rate, and what makes the choice doubtful."""
     is_accuracy = config.metric == "accuracy"
     scale, unit, form = (100, " points", ".1f") if is_accuracy else (1, "", ".4f")
-    mean = statistics.fmean(choice["values"][choice["rate"]])
+    values = choice["values"][choice["rate"]]
+    if lost := values.count(-math.inf):
+        return f"{lost} of {len(values)} runs were lost"
+    mean = statistics.fmean(values)
     by = "area under the curve" if config.select_by == "auc" else "at the end"
     words = [f"mean {by} " + (f"{mean:.1%}" if is_accuracy else f"{-mean:.4f}")]  # of a loss more is better, too
     words += [f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}"] if "joint" in choice else []
     if "other" in choice:
         margin, error, over = scale * choice["margin"], scale * choice["error"], f"over {choice['other']:g}"
         if math.isnan(error):
-            words.append(f"{margin:+{form}}{unit} {over}, one seed")
+            words.append(
+                f"{margin:+{form}}{unit} {over}, one seed" if len(values) == 1 else f"{over}, where a run was lost"
+            )
         else:
             words.append(f"{margin:+{form}} {over}, standard error {error:{form}}{unit}")
         words += ["margin under a standard error"] if abs(margin) < error else []

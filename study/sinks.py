@@ -15,6 +15,7 @@ from study.drawing import COLOURS, SPARE_COLOURS, curve_panels, is_finite
 from study.page import Table
 from study.rows import number
 
+ARMS = ("none", "elementwise", "sigmoid2", "headwise", "elementwise@value")  # their colours come first
 ARM_COLOURS = [COLOURS[6], *COLOURS[:6], *SPARE_COLOURS]  # black is the first arm, in general without a gate
 
 
@@ -72,7 +73,8 @@ def figure(rows: list[dict], path: Path) -> Path:
         "Gate": lambda point: gate_of(point[idle]),
     }
     panels = {title: {arm: curves_of(rows, arm, value) for arm in arms} for title, value in values.items()}
-    looks = {arm: dict(color=colour) for arm, colour in zip(arms, itertools.cycle(ARM_COLOURS), strict=False)}
+    named = dict.fromkeys([*ARMS, *arms])  # an arm of several figures has one colour
+    looks = {arm: dict(color=colour) for arm, colour in zip(named, itertools.cycle(ARM_COLOURS), strict=False)}
     places = {arm: i for i, arm in enumerate(arms)}
     for arm in arms if busy else []:
         label = f"{arm}, at {busy[0]}s"

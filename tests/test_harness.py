@@ -175,9 +175,9 @@ def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained)
 def test_so_many_rows_are_read_at_once_as_the_documents_say(monkeypatch, trained):
     seen = []
     monkeypatch.setattr(harness, "cli_evaluate", lambda: seen.append(sys.argv[1:]))
-    for words in (["run", "--tasks", "a"], ["run", "--batch_size=4"], ["ls"]):
+    for words in (["run", "--tasks", "a"], ["run"], ["run", "--config=a.yaml"], ["ls"]):
         harness.main(words)
-    assert seen == [["run", "--tasks", "a", "--batch_size", "16"], ["run", "--batch_size=4"], ["ls"]]
+    assert seen == [["run", "--batch_size", "16", "--tasks", "a"], ["run"], ["run", "--config=a.yaml"], ["ls"]]
     sizes = [harness.NanogateLM(trained("gla"), device="cpu", batch_size=n).batch_size for n in (0, "4", "auto")]
     assert sizes == [1, 4, 16]
 

@@ -60,6 +60,7 @@ SITUATIONS = [
     dict(attention="gla,softmax,mamba2", gate="native+elementwise", n_layer=3),
     *(dict(attention="rotated", position=position) for position in ("rope", "none", "learned")),
     dict(attention="window,gla", n_layer=2, rope_scaling="yarn", rope_factor=2.0),
+    dict(post_norm=True),
     dict(attention="delta", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
 ]
 

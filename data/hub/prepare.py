@@ -125,7 +125,7 @@ def encoded(config, stream, tokenizer, out_dir, held_out):
     # as bytes: multiprocessing itself would pass datasets' tensor of the epoch through a socket of this process
     shards = [(i, pickle.dumps(stream.shard(stream.num_shards, i))) for i in range(stream.num_shards)]
     left, workers = config.documents or sys.maxsize, contextlib.nullcontext()
-    for parts in out_dir.glob("parts-*"):  # of a call that was killed; this one alone writes here
+    for parts in out_dir.glob("parts-????????/"):  # of a call that was killed; this one alone writes here
         shutil.rmtree(parts)
     if config.processes > 1:
         workers = multiprocessing.get_context("spawn").Pool(config.processes, start_worker)
