@@ -28,13 +28,16 @@ import json
 import operator
 import os
 import sys
+import time
 import traceback
 import typing
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from runs.files import parse_json, read_regular, refuse_twice
-from runs.rules import OfOneProcess, Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
+from runs.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
+
+FIRST_TELLS = 60.0  # seconds in which torchrun's first process on a machine tells a mistake that all have
 
 
 def begin(name: str, config_class: type, description: str | None, positional: str | None = "config") -> None:
@@ -61,7 +64,8 @@ def set_up() -> None:
 def run(main):
     """Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
     machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is printed escaped
+    # a character that the terminal lacks is printed escaped; a file has a line at once
+    sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -87,9 +91,10 @@ def report(error: BaseException) -> Any:
     else:
         traceback.print_exception(error)
         return 1
-    # of torchrun's processes all have the same mistake, but for a file of which each looks at a part
-    if status == 1 or isinstance(error, OfOneProcess) or os.environ.get("LOCAL_RANK", "0") == "0":
-        print(line, file=sys.stderr)
+    if status == 2 and os.environ.get("LOCAL_RANK", "0") != "0":
+        # in general all of torchrun's processes have the same mistake, and it ends this one when the first has told it
+        time.sleep(FIRST_TELLS)
+    print(line, file=sys.stderr)
     return status
 
 

@@ -61,6 +61,7 @@ from configurator import UserError
 from data.shards import Dataset
 from model import GPT
 from ops import IGNORE
+from ops.sampling import most_new_tokens
 from runs import memory, parallel
 from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
 from runs.files import check_output, write_text
@@ -249,7 +250,9 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         raise UserError(f"{dataset.folder}: {keys} are for text, and these data are separate rows")
     config.dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
     if is_sharded:
-        parallel.shard(model, processes, processes.world_size, config.dtype)
+        # what is rounded to 8 bits is rounded from float32, as in one process
+        gathered = "float32" if config.eight_bits else config.dtype
+        parallel.shard(model, processes, processes.world_size, gathered)
 
     about = {"checkpoint": config.checkpoint, "step": checkpoint.get("iter_num"), "attention": model.config.attention}
     about |= {"gate": model.config.gate, "dataset": dataset.name, "split": config.split, "tokenizer": dataset.tokenizer}
@@ -280,6 +283,9 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
     if len(dataset.parts) > 1:
         return about | of_mixture(dataset, lambda part, _: read(model, part, config, block_size, processes))
     processes.on_main(memory.check_evaluation, config, model, dataset, block_size, processes.local_size)
+    if parallel.is_sharded(config, processes.world_size) and block_size >= most_new_tokens(model, 0):
+        # a rank whose rows are short would go on alone
+        raise UserError(f"position {block_size - 1} is past block_size={model.config.block_size}, where its state ends")
     is_quiet = not (processes.is_main and sys.stderr.isatty())
 
     def sums_of_split():

@@ -206,13 +206,13 @@ def read_on(model: GPT, pairs: list[tuple], state: list[dict], start: int) -> li
         row[len(context) - 1 :][: len(continuation)] = torch.tensor(continuation, dtype=torch.long)
     labelled = targets != IGNORE
     hidden, _ = model.features(idx, state, start, only=labelled)  # (1, M, C)
-    nats, wrong = idx.new_zeros(len(pairs), dtype=torch.float64), idx.new_zeros(len(pairs))
+    nats, wrong = torch.zeros(len(pairs), dtype=torch.float64), torch.zeros(len(pairs), dtype=torch.long)
     parts = (part.split(CHUNK_TOKENS) for part in (hidden[0], targets[labelled], labelled.nonzero()[:, 0]))
     for x, target, row in zip(*parts, strict=True):
         logits = model.logits(x)
         check_finite(logits)
-        nats.index_add_(0, row, F.cross_entropy(logits, target, reduction="none").double())
-        wrong.index_add_(0, row, (logits.argmax(-1) != target).long())
+        nats.index_add_(0, row.cpu(), F.cross_entropy(logits, target, reduction="none").cpu().double())  # MPS has none
+        wrong.index_add_(0, row.cpu(), (logits.argmax(-1) != target).cpu().long())
     return list(zip((-nats).tolist(), (wrong == 0).tolist(), strict=True))
 
 

@@ -81,7 +81,7 @@ def run(config: SampleConfig, processes: Processes) -> None:
     options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     torch.manual_seed(config.seed)
     with warnings.catch_warnings(), parallel.readable(model):
-        warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_: processes.is_main and print(f"note: {message}", file=sys.stderr)
         for _ in range(config.num_samples):
             tokens = model.stream(idx, n_new, n_tokens=tokenizer.vocab_size, **options)
             sys.stdout.write(prompt)  # after stream has checked the request

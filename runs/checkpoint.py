@@ -27,7 +27,7 @@ from model import GPT, GPTConfig
 from runs import sharded
 from runs.files import CHECKPOINTS, find_checkpoint, one_line, read_json, sha256_of_file, write_text, write_whole
 from runs.hardware import DTYPES, Processes, places_of_torchrun
-from runs.rules import OfOneProcess, wrong_field
+from runs.rules import wrong_field
 
 FORMAT = 1  # of what is written here; nothing else is read
 WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
@@ -159,7 +159,7 @@ def load_torch(path: Path, mapped: bool = False) -> Any:
 
     mapped: the tensors stay in the file until they are read; a process dies if the file is overwritten in place then.
     """
-    (_, _, local_rank, local_size), damaged = places_of_torchrun(), None
+    _, _, local_rank, local_size = places_of_torchrun()
     try:
         with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
             # compressed numbers cannot be mapped, and torch would take their bytes for numbers
@@ -177,7 +177,7 @@ def load_torch(path: Path, mapped: bool = False) -> Any:
         if is_of_memory(error):
             raise
         wrong = f"damaged, or no checkpoint ({first_line(error)})"
-    raise (OfOneProcess if damaged else UserError)(f"{path}: {wrong}")
+    raise UserError(f"{path}: {wrong}")
 
 
 def _load_folder(path):

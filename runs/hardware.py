@@ -126,15 +126,19 @@ def places_of_torchrun() -> tuple[int, ...]:
 def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
     """Inside, the first SIGTERM, Ctrl-C, SIGHUP or SIGUSR1 calls handler(number).
 
-    A second SIGTERM or Ctrl-C ends a process that is alone at once. Under nohup SIGHUP stays ignored.
+    A second SIGTERM or Ctrl-C ends a process that is alone at once; one within a second is the same, sent twice, as by
+    systemd to all processes. Under nohup SIGHUP stays ignored.
     """
     asks = [signal.SIGTERM, signal.SIGINT]  # a shell starts what is in the background deaf to SIGINT: not any more
-    tells = [signal.SIGHUP, signal.SIGUSR1]
+    tells, since = [signal.SIGHUP, signal.SIGUSR1], {}
 
     def call(number, frame):
-        # under torchrun it is the same one again: the terminal tells every process, and torchrun tells them too
-        signal.signal(number, signal.SIG_DFL if is_alone and number in asks else signal.SIG_IGN)
-        handler(number)
+        if number not in since:
+            since[number] = time.monotonic()
+            handler(number)
+        elif is_alone and number in asks and time.monotonic() > since[number] + 1:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     held = asks + [number for number in tells if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, call) for number in held}
@@ -152,6 +156,8 @@ class Processes(contextlib.AbstractContextManager):
     def __init__(self, device_name, threads):
         self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
         self.is_main, self.signal, self.device = self.rank == 0, 0, pick_device(device_name)
+        if self.device == "mps" and self.world_size > 1:  # gloo, which joins the processes, does not know it
+            raise UserError("device='mps': is for one process; with torchrun add --device=cpu")
         self.device_type = self.device.partition(":")[0]
         is_cuda = self.device_type == "cuda"
         if is_cuda and (self.device == "cuda" or self.world_size > 1):
@@ -228,7 +234,8 @@ class Processes(contextlib.AbstractContextManager):
 
     def signals_held(self) -> contextlib.AbstractContextManager:
         """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until stop_signal() is asked."""
-        return signals_to(functools.partial(setattr, self, "signal"), is_alone=self.world_size == 1)
+        is_alone = self.world_size == 1 and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun tells it once more
+        return signals_to(functools.partial(setattr, self, "signal"), is_alone)
 
     def stop_signal(self, step: int, log_interval: int) -> int:
         """The number of the signal that any of the processes has got before this step, or 0: the same answer on all."""

@@ -18,7 +18,6 @@ from runs import checkpoint as checkpoints
 from runs import files, sharded
 from runs.outdir import code_sha256
 from runs.parallel import part_of, rows_of
-from runs.rules import OfOneProcess
 
 # what a checkpoint must hold for --init_from=resume
 STATE = (
@@ -175,10 +174,7 @@ def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer]
     saved["optimizer"]["state"] |= moments
     if len(weights) != len(ours):
         raise UserError(f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights")
-    try:
-        checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
-    except UserError as error:
-        raise OfOneProcess(error) from None
+    checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
 
 
 def restore(
@@ -196,7 +192,7 @@ def restore(
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         if configurator.is_of_memory(error):
             raise
-        raise OfOneProcess(f"{file}: no run can go on from it ({str(error)[:200]})") from None
+        raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
 
 
 def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: float) -> None:

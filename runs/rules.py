@@ -37,10 +37,6 @@ class UserError(ValueError):
         super().__init__(text if len(text) <= 900 else f"{text[:450]} ... {text[-400:]}")
 
 
-class OfOneProcess(UserError):
-    """One that maybe one of torchrun's processes alone has found, which then prints it (configurator.report)."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """A type with its limits. `items` is the rule of a list's items."""

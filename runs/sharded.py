@@ -20,7 +20,6 @@ import torch
 from configurator import UserError, is_of_memory, show
 from runs.files import sha256_of_file, sync_folder
 from runs.hardware import places_of_torchrun
-from runs.rules import OfOneProcess
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one process, or where each reads by itself
 FOLDERS = "ckpt"  # of an out_dir: the folders with shards
@@ -84,7 +83,7 @@ def read(file: Path, shards: dict, tensor_for: Callable[[str, torch.Size], torch
     _, _, local_rank, local_size = places_of_torchrun()
     for name in sorted(files)[local_rank::local_size]:  # the processes of a machine share the work
         if sha256_of_file(folder / name) != files[name]:
-            raise OfOneProcess(f"{folder / name}: damaged (its sha256 differs); use another checkpoint")
+            raise UserError(f"{folder / name}: damaged (its sha256 differs); use another checkpoint")
     reader: Any = HuggingFaceStorageReader(str(folder))
     tensors = {}
     try:

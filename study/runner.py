@@ -285,8 +285,9 @@ def finish(config, job: dict) -> dict:
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or not evaluations:
         lines = (folder / "log.txt").read_text().strip().splitlines()
-        # torchrun prints a report of its own behind the error of the run
-        tail = next((line for line in reversed(lines) if line.startswith("error: ")), " ".join(lines[-1:]))
+        # behind the error of the run other ranks may tell that they have lost it, and torchrun prints a report
+        errors = sorted(filter(lambda line: line.startswith("error: "), lines), key=lambda line: "has lost the" in line)
+        tail = [*errors, *lines[-1:], ""][0]
         raise UserError(f"{folder.name} ended with status {status}: {tail} (all of it: {folder / 'log.txt'})")
     if "finite" in item:
         return scored(config, item, folder)

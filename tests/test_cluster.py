@@ -219,6 +219,7 @@ SLURM = {
         case "$1 $2" in
             "show hostnames") echo 127.0.0.1 ;;
             "requeue $JOB") touch "$STATE/requeued" ;;
+            "show job") [ -f "$STATE/preempted" ] && echo "   PreemptTime=2026-11-25T12:00:00 Reason=None" ;;
             *) exit 1 ;;
         esac
     """,
@@ -227,8 +228,9 @@ SLURM = {
 SLURM["torchrun"] = SLURM["python"] = 'trap "exit 143" TERM; echo "$@" >> "$STATE/words"; while :; do sleep 0.1; done'
 
 
+@pytest.mark.parametrize("end", ["its time", "a preemption", "scancel"])
 @pytest.mark.parametrize("name", ["train.sbatch", "experiment.sbatch"])
-def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name, tmp_path):
+def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name, end, tmp_path):
     text = (ROOT / "config" / "slurm" / name).read_text()
     (words,) = re.findall(rf"^#   sbatch config/slurm/{name} (.*)$", text, re.M)
     kind = train.TrainConfig if "train.py" in text else experiment.ExperimentConfig
@@ -247,8 +249,13 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
     )
     both = [tmp_path / "words", tmp_path / "step"]  # a line of each machine
     wait_until(lambda: all(file.is_file() and len(file.read_text().splitlines()) == 2 for file in both))
-    job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 143 and (tmp_path / "requeued").is_file()
+    if end == "its time":
+        job.send_signal(signal.SIGUSR1)
+    else:
+        (tmp_path / ("preempted" if end == "a preemption" else "cancelled")).touch()
+        for pid in (tmp_path / "step").read_text().split():
+            os.kill(int(pid), signal.SIGTERM)
+    assert job.wait(30) == 143 and (tmp_path / "requeued").is_file() == (end != "scancel")
     started = set((tmp_path / "words").read_text().splitlines())
     (line,) = started  # of both machines
     assert line.endswith(("train.py --init_from=auto " if "train.py" in text else "experiment.py ") + words)

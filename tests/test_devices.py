@@ -4,7 +4,10 @@ import contextlib
 import functools
 import json
 import math
+import os
 import re
+import signal
+import time
 import traceback
 from types import SimpleNamespace
 
@@ -31,6 +34,26 @@ def test_threads_are_the_keys_or_the_environments_or_the_cores_shared_by_the_pro
     ]:  # fmt: skip
         monkeypatch.setenv("OMP_NUM_THREADS", environment)
         assert hardware.cpu_threads(key, processes) == threads
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_and_a_later_one_ends_a_process_that_is_alone(monkeypatch):
+    kill, seen, killed = os.kill, [], []
+    monkeypatch.setattr(hardware.os, "kill", lambda pid, number: killed.append(number))
+    with hardware.signals_to(seen.append):
+        for late, expected in ((0, []), (0, []), (2, [signal.SIGTERM])):
+            now = time.monotonic() + late
+            monkeypatch.setattr(hardware.time, "monotonic", lambda now=now: now)
+            kill(os.getpid(), signal.SIGTERM)
+            assert (seen, killed) == ([signal.SIGTERM], expected)
+
+
+def test_what_torch_cannot_do_on_mps_is_refused(monkeypatch, helpers):
+    monkeypatch.setattr(hardware, "pick_device", lambda name: "mps")
+    monkeypatch.setattr(hardware, "places_of_torchrun", lambda: (0, 2, 0, 2))
+    assert "is for one process" in helpers.error_of(hardware.Processes, "auto", 1)
+    config = train.TrainConfig(activation_checkpointing=True, dropout=0.1, vocab_size=8)
+    processes = SimpleNamespace(device_type="mps", world_size=1)
+    assert "another dropout" in helpers.error_of(parallel.share_out, None, config, processes, False, "float32")
 
 
 def test_every_script_takes_tf32_with_its_gpu(monkeypatch):
