@@ -14,12 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 15_230,
-    "lines: tests": 12_055,
+    "lines: product": 15_245,
+    "lines: tests": 12_085,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_660,
-    "lines: study + experiment.py": 2_715,
+    "lines: study + experiment.py": 2_720,
     "lines: runs": 2_325,
     "lines: speed + bench.py": 810,
     "kB: docs": 70,
