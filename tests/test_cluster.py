@@ -243,6 +243,11 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
     number = "7_3" if "--array=" in text else "7"
     environment = dict(SLURM_JOB_ID="7", SLURM_NNODES="2", SLURM_JOB_NODELIST="n[1-2]", SLURM_CPUS_PER_TASK="1")
     environment |= dict(SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="3") if "_" in number else {}
+    saved = tmp_path / "out" / "pystdlib" / "ckpt.pt"
+    if end == "a preemption":  # after an earlier one, which has saved
+        saved.parent.mkdir(parents=True)
+        saved.touch()
+        environment["SLURM_RESTART_COUNT"] = "1"
     environment |= dict(JOB=number, STATE=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
     job = subprocess.Popen(
         ["bash", ROOT / "config" / "slurm" / name, *words.split()], cwd=tmp_path, env=os.environ | environment
@@ -258,7 +263,8 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
     assert job.wait(30) == 143 and (tmp_path / "requeued").is_file() == (end != "scancel")
     started = set((tmp_path / "words").read_text().splitlines())
     (line,) = started  # of both machines
-    assert line.endswith(("train.py --init_from=auto " if "train.py" in text else "experiment.py ") + words)
+    goes_on = " --init_from=auto" * (saved.is_file() and "train.py" in text)
+    assert line.endswith(("train.py --init_from=auto " if "train.py" in text else "experiment.py ") + words + goes_on)
 
 
 # -- TensorBoard -------------------------------------------------------------------------------------------------------
