@@ -91,6 +91,9 @@ HEADLINES = [
     ("late_gate", "a gate added late stays above", "0.031", ["results/EARLIER.md"]),
     ("late_gate", "ten times the rate", "0.014", ["results/EARLIER.md"]),
     ("horizon", "after 6,000 steps", "-0.049", ["results/README.md"]),
+    ("horizon", "... the wide gate does", "-0.033", ["results/README.md"]),
+    ("horizon", "... the headwise gate does", "-0.051", ["results/README.md"]),
+    ("horizon", "a start at one changes", "0.016", ["results/README.md"]),
     ("horizon", "the sigmoid gate gains less in 6,000", "0.062", ["results/README.md"]),
     ("horizon", "the sigmoid gate gains less far", "0.074", ["results/README.md"]),
     ("horizon", "it gains less behind", "0.053", ["results/README.md"]),
@@ -128,15 +131,19 @@ def test_the_page_says_of_horizon_what_its_rows_hold():
         if "purpose" not in (row := json.loads(line)):
             runs.setdefault(row["arm"], {})[row["seed"]] = row
     for part in ("near", "far", "repeated", "elsewhere"):  # the table of gains
-        short, full = (
-            fmean(run["loss"][part] - runs["sigmoid" + length][seed]["loss"][part] for seed, run in by_seed.items())
-            for length, by_seed in ((" 1,500", runs["none 1,500"]), ("", runs["none"]))
-        )
-        assert f"| {short:.3f} | {full:.3f} |" in page
+        gains = [
+            fmean(run["loss"][part] - runs[arm][seed]["loss"][part] for seed, run in runs[without].items())
+            for without, arm in (
+                ("none 1,500", "sigmoid 1,500"),
+                *(("none", arm) for arm in ("sigmoid", "wide", "headwise")),
+            )
+        ]
+        assert f"| {' | '.join(f'{gain:.3f}' for gain in gains)} |\n" in page
     best = {arm: {seed: max(map(max, run["meters"]["induction"])) for seed, run in runs[arm].items()} for arm in runs}
     learned = [seed for seed, score in best["none"].items() if score > 0.05]
     behind = {seed: run["val_loss"] - runs["none"][seed]["val_loss"] for seed, run in runs["sigmoid"].items()}
     least, most = min(behind[seed] for seed in learned), max(behind[seed] for seed in learned)
+    assert 0.05 < max(max(best[arm].values()) for arm in ("wide", "headwise")) < 0.06
     assert len(learned) == 6 and max(best["sigmoid"].values()) < 0.01 and f"{least:.3f} to {most:.3f} behind" in page
     pruned = [run["scores"]["pruned"]["loss"] - run["val_loss"] for run in runs["sigmoid"].values()]
     assert f"{min(pruned):.3f} to {max(pruned):.3f} higher" in page
