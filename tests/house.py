@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
     "lines: product": 15_245,
-    "lines: tests": 12_085,
+    "lines: tests": 12_095,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_660,
