@@ -283,8 +283,9 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
     if len(dataset.parts) > 1:
         return about | of_mixture(dataset, lambda part, _: read(model, part, config, block_size, processes))
     processes.on_main(memory.check_evaluation, config, model, dataset, block_size, processes.local_size)
-    if parallel.is_sharded(config, processes.world_size) and block_size >= most_new_tokens(model, 0):
-        # a rank whose rows are short would go on alone
+    is_sharded = parallel.is_sharded(config, processes.world_size)
+    if dataset.mask_documents and is_sharded and block_size >= most_new_tokens(model, 0):
+        # a rank whose documents are short would go on alone
         raise UserError(f"position {block_size - 1} is past block_size={model.config.block_size}, where its state ends")
     is_quiet = not (processes.is_main and sys.stderr.isatty())
 

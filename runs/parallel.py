@@ -48,7 +48,7 @@ def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: s
 
     dtype: of matrix products, in which fsdp gathers them, too, if gather_dtype does not say float32.
     """
-    if processes.device_type == "mps" and config.activation_checkpointing and config.dropout:
+    if config.activation_checkpointing and config.dropout and processes.device_type == "mps":
         raise UserError("activation_checkpointing=True: torch draws another dropout on the way back on device='mps'")
     sharded = is_sharded(config, processes.world_size)
     by_block = config.activation_checkpointing or sharded

@@ -14,7 +14,9 @@ import pytest
 
 # before torch is first imported: tests run side by side, one thread each
 os.environ["OMP_NUM_THREADS"] = "1"
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by what tests start, too
+# in the background and under nohup they are ignored, by what tests start, too
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402

@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 15_245,
-    "lines: tests": 12_095,
+    "lines: product": 15_250,
+    "lines: tests": 12_096,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_660,

@@ -255,7 +255,7 @@ def test_run_turns_an_error_into_one_line_and_a_status(monkeypatch, capsys):
         (MemoryError(), 1, "error: not enough memory (malloc failed); lower batch_size or the model\n"),
         (TypeError("an edit"), 1, "Traceback (most recent call last):\n"),
     ]:
-        monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(reconfigure=lambda errors: None, flush=lambda: None))
+        monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(reconfigure=lambda **keys: None, flush=lambda: None))
         with pytest.raises(SystemExit) as ended:
             configurator.run(lambda argv, error=error: raises(error))
         monkeypatch.undo()
