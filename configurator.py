@@ -64,7 +64,7 @@ def set_up() -> None:
 def run(main):
     """Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
     machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback."""
-    # a character that the terminal lacks is printed escaped; a file has a line at once
+    # a character that the terminal lacks is printed escaped; a file gets each line at once
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     try:
         main(sys.argv[1:])

@@ -14,16 +14,14 @@ NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the w
 
 
 def notes_on_keys(config) -> list[str]:
-    """A line of text for each key that was given and has no effect in this run, and for a warmup that
-    the run does not reach the end of."""
-    unused = unused_keys(config)
-    for names, has_no_effect, reason in (
+    """A line of text for each key that was given and has no effect in this run, and for a warmup that is longer than
+    the run."""
+    unused = unused_keys(config) | reasons(
         (["min_lr", "lr_decay_iters"], config.decay == "constant", "schedule is constant"),
         (["muon_lr_scale"], config.optimizer == "adamw", "optimizer is adamw"),
         (["new_lr_scale"], config.init_from == "scratch", "the run starts from scratch"),
         (["shards", "gather_dtype"], config.parallel == "ddp", "parallel is ddp"),
-    ):
-        unused |= dict.fromkeys(names, reason) if has_no_effect else {}
+    )
     given = [name for name in unused if name in getattr(config, "given", ())]
     notes = [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
     steps, warmup = config.max_iters, config.warmup_iters
@@ -44,7 +42,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     asked = [MIXERS[name].native_gate for name, gate in config.layers() if gate.native]
     why_not_native = f"{config.attention} was published without a gate, so native means none"
     turns, scaling = "rope_scaling" in read, config.rope_scaling
-    for names, has_no_effect, reason in (  # keys, and what else leaves them without an effect; the last reason counts
+    return unused | reasons(
         (["rope_factor"], turns and scaling == "none", "rope_scaling is none"),
         (["rope_length"], turns and scaling not in WITH_ROPE_LENGTH, f"rope_scaling is {scaling}"),
         (["rope_scaling", "rope_length"], turns and config.rope_factor == 1, "rope_factor is 1"),
@@ -53,9 +51,12 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
         (["norm_first"], "readout" not in positions, "there is no gate at the readout"),
         (["gate"], asked and not any(asked), why_not_native),
         (["match_params"], not positions and not any(asked), "there is no gate"),
-    ):
-        unused |= dict.fromkeys(names, reason) if has_no_effect else {}
-    return unused
+    )
+
+
+def reasons(*rows: tuple[list[str], Any, str]) -> dict[str, str]:
+    """{key: reason} of rows (keys, whether they have no effect, reason); the last reason counts."""
+    return {name: reason for names, has_no_effect, reason in rows if has_no_effect for name in names}
 
 
 def keys_read(config: GPTConfig, run: Callable) -> set[str]:

@@ -122,8 +122,8 @@ class OutDir:
 
     def _start(self, about, first_step):
         if first_step:
-            # a run that goes on from step n has lost what came after. The evaluation at n was before the save, unless a
-            # signal had no time for it: one of a later start is made again if best.pt would have to hold its weights
+            # a run that goes on from step n has lost what came after. The evaluation at n came before the save, or,
+            # where a signal had no time for it, in a later start: if it is the best, that start ended before best.pt
             best = self.resumed["best_val_loss"]
             for row in files.read_jsonl(self.rows, ROW):
                 is_saved = row["step"] == first_step and row["event"] == "eval" and row["val_loss"] >= best

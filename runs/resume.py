@@ -56,7 +56,7 @@ def go_on(config, file: Path) -> tuple:
     before = dataclasses.asdict(configurator.build(type(config), resumed["config"], source=str(file)))
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
     of_model = model_keys(resumed, file)
-    asked = {name: getattr(config, name) for name in config.given}  # by a config file or the command line
+    asked = given_keys(config)
     # a run's evaluations are compared with each other: they read the same sample
     kept = {"eval_tokens": before["eval_tokens"], "optimizer": before["optimizer"], "dtype": resumed["dtype"]}
     for name, value in (of_model | kept).items():
@@ -78,8 +78,7 @@ def go_on(config, file: Path) -> tuple:
 
 def start_from_weights(config) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
-    path, given = config.init_from, config.given
-    asked = {name: getattr(config, name) for name in given}
+    path, asked, given = config.init_from, given_keys(config), config.given
     parts = checkpoints.ALL if config.keep_moments else checkpoints.WEIGHTS
     source = checkpoints.load(path, mapped=True, parts=parts)
     if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
@@ -108,6 +107,11 @@ def differences(config, asked: dict, before: dict, where: str) -> list[str]:
     """Lines about the keys that were asked for and differ from what a checkpoint has."""
     keys = [name for name in before if name in asked and getattr(config, name) != before[name]]
     return [f"{name}: {getattr(config, name)}, where {where} has {before[name]}" for name in keys]
+
+
+def given_keys(config) -> dict:
+    """{key: value} of what a config file or the command line gave."""
+    return {name: getattr(config, name) for name in config.given}
 
 
 def model_keys(checkpoint: dict, path: Path | str) -> dict:

@@ -75,7 +75,7 @@ def check_reach(config) -> None:
 
 
 def reach_lines(config, rows: list[dict]) -> list[str]:
-    """What each claim can show, from the spread of the rows there are, or from `pair_spread`."""
+    """What each claim can show, from the spread of the compared rows there are, or from `pair_spread`."""
     lines = []
     for question in reach(config):
         n, needed = len(question["seeds"]), question["rule"].get("in")
@@ -90,7 +90,7 @@ def reach_lines(config, rows: list[dict]) -> list[str]:
 def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict]) -> str:
     """The effect, or the band (kind "within"), that a claim shows in 80% of cases, in words."""
     n, weights = len(question["seeds"]), question["weights"]
-    values = list(stats.contrast([row for row in rows if "purpose" not in row], weights, question["of"]).values())
+    values = list(stats.contrast(rows, weights, question["of"]).values())
     if len(values) > 1 and not stats.are_identical(values):
         spread, source = statistics.stdev(values), f"of {len(values)} seeds of its rows"
     else:  # pair_spread is of a pair; arms are taken to differ independently

@@ -20,7 +20,7 @@ CEILINGS = {  # what: at most
     "lines: longest other product file": 600,
     "lines: config": 1_660,
     "lines: study + experiment.py": 2_720,
-    "lines: runs": 2_325,
+    "lines: runs": 2_330,
     "lines: speed + bench.py": 810,
     "kB: docs": 70,
     "kB: prose of results": 45,
