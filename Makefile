@@ -38,7 +38,7 @@ test-all: .venv/.installed-all ## every test, the slow ones that train models an
 	@$(MAKE) --no-print-directory lint
 
 results: .venv/.installed ## every table, figure and report of results/ again, from the rows
-	for rows in results/*/rows.jsonl; do $(PY) experiment.py config/experiments/$$(basename $$(dirname $$rows)).py --run=false || exit 1; done
+	for rows in results/*/rows.jsonl; do config=config/experiments/$$(basename $$(dirname $$rows)).py; test ! -f $$config || $(PY) experiment.py $$config --run=false || exit 1; done
 	$(PY) plot.py results
 
 lint: .venv/.installed-dev ## ruff, on the files that git knows, mypy, on the hints of public functions, and sizes

@@ -2,9 +2,9 @@
 
     python experiment.py config/experiments/minimum.py
     python experiment.py config/experiments/minimum.py --out_dir=out/minimum --jobs=4
-    python experiment.py config/experiments/text.py --dry_run=true        prints the list
+    python experiment.py config/experiments/recall.py --dry_run=true      prints the list
     python experiment.py CONFIG --out_dir=SHARED                            again, here or elsewhere: another worker
-    python experiment.py config/experiments/text.py --run=false           shows the rows that are there
+    python experiment.py config/experiments/recall.py --run=false         shows the rows that are there
 
 An experiment is a config file: arms x seeds, the keys of train.py that all runs share (base), the data, how
 a finished run is scored besides (scores), and what is claimed. All arms of a seed see the same data in the same order,
@@ -29,7 +29,7 @@ from configurator import key
 class ExperimentConfig:
     name: str = key("experiment", "what it is called")
     base: dict = key({}, "keys of train.py that every run has; a later base is added to it", merge=True)
-    arms: dict = key({}, "{arm: its keys of train.py}; init_from_arm: the arm whose last weights it starts from")
+    arms: dict = key({}, "{arm: its keys of train.py}")
     mixers: list[str] = key([], 'with variants: every mixer in every variant is an arm, as "gla" and "gla sigmoid"')
     variants: dict = key({}, '{variant: its keys of train.py; "mixers": the only ones that have it}; none: the mixer')
     seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
@@ -113,8 +113,6 @@ class ExperimentConfig:
     def check_names_of_arms(self) -> None:
         """Raises UserError where a dict names an arm or a score that the experiment does not have."""
         choosing = [arm for arm in self.arms if arm not in self.rate_of]
-        from_scratch = [name for name, keys in self.arms.items() if "init_from_arm" not in keys]
-        parents = {name: keys["init_from_arm"] for name, keys in self.arms.items() if name not in from_scratch}
         check_named("scores_of", self.scores_of, self.scores, "scores")
         for label, names, arms in [
             ("seeds_of", self.seeds_of, self.arms),
@@ -123,17 +121,11 @@ class ExperimentConfig:
             ("rate_of", self.rate_of, self.arms),
             *((f"rate_of: {arm}", [other], choosing) for arm, other in self.rate_of.items()),
             *((f"ranks: {name}", order, self.arms) for name, order in self.ranks.items()),
-            *((f"arms: {arm}: init_from_arm", [other], from_scratch) for arm, other in parents.items()),
         ]:
             check_named(label, names, arms, "such arms")
         for name, order in self.ranks.items():
             is_none = len(set(order.values())) < 2 or len(order) < 3
             refuse({f"ranks: {name}: an order is of three arms or more, and not all gains may be equal": is_none})
-        for arm, other in parents.items():
-            lacking = set(self.seeds_of.get(arm, self.seeds)) - set(self.seeds_of.get(other, self.seeds))
-            words = f"seeds_of: {other}: {arm!r} starts from it, and needs its seed {min(lacking, default=0)}, too"
-            of_rates = f"arms: {arm}: init_from_arm: give learning_rate in base and arms, not learning_rates"
-            refuse({words: lacking, of_rates: self.learning_rates})
 
     def check_rates(self) -> None:
         """Raises UserError for keys of the learning rates that contradict each other."""

@@ -46,10 +46,8 @@ def all_arms(config) -> dict[str, dict]:
     for mixer, (variant, keys) in itertools.product(config.mixers, config.variants.items()):
         check_named(f"variants: {variant}: mixers", keys.get("mixers", []), config.mixers, "mixers")
         if mixer in keys.get("mixers", config.mixers):
-            arm = {"attention": mixer} | {name: value for name, value in keys.items() if name != "mixers"}
-            if "init_from_arm" in arm:
-                arm["init_from_arm"] = arm_name(mixer, arm["init_from_arm"])
-            arms[arm_name(mixer, variant)] = arm
+            of_variant = {name: value for name, value in keys.items() if name != "mixers"}
+            arms[arm_name(mixer, variant)] = {"attention": mixer} | of_variant
     return arms | {name: arms.get(name, {}) | keys for name, keys in config.arms.items()}
 
 

@@ -17,7 +17,7 @@ from runs.files import one_line, read_json
 from study import stats
 from study.claims import RATIO, UNITS, unit_of
 from study.drawing import COLOURS, FEWEST, dress, legend_of, mixer_colours, panel_grid, ratio_axis, write
-from study.page import Table, mean_text
+from study.page import Table
 from study.rows import mixer_of, variant_of
 
 VERDICT_COLOURS = {
@@ -51,8 +51,14 @@ def numbers(one: dict) -> list[str]:
     _, form = UNITS[one["unit"]]
     limits = [f"{name} {one[name]:{form}}" for name in ("threshold", "within") if one[name] is not None]
     verdict = "exploratory: " * one["exploratory"] + one["verdict"]
-    mean = mean_text(form, one["estimate"], low, high)
-    return [mean, ", ".join(limits).removeprefix("threshold "), one["unit"], str(len(one["seeds"])), verdict]
+    interval = "" if low is None else f" ({low:{form}} to {high:{form}})"
+    return [
+        f"{one['estimate']:{form}}{interval}",
+        ", ".join(limits).removeprefix("threshold "),
+        one["unit"],
+        str(len(one["seeds"])),
+        verdict,
+    ]
 
 
 def of_claims(records: list[dict], path: Path) -> Path:

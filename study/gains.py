@@ -1,15 +1,12 @@
 """What a gate gains: the loss without it against the loss with it, of paired seeds.
 
-Each arm is compared with the one that plain_arms gives it. Losses by length are scores of evaluate.py with `lengths`.
+Each arm is compared with the one that plain_arms gives it.
 """
 
 import itertools
-import statistics
 from pathlib import Path
 
-from study import stats
 from study.drawing import arm_looks, curve_panels, is_finite
-from study.page import Table, mean_text
 
 PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
     "all": "all of the text",
@@ -49,49 +46,11 @@ def by_step(rows: list[dict], panels: dict[str, dict[str, list]], path: Path) ->
     return curve_panels(panels, looks, path, ylabel=label, columns=3, size=(4.2, 3.0), finish=finish)
 
 
-def lengths_table(rows: list[dict]) -> Table | None:
-    """Mean losses, and their differences from those without a gate, with 95% intervals over the seeds; None without
-    scores at several lengths."""
-    read: dict = {}  # {(arm, score): {seed: {length: result}}}
-    for row in rows:
-        for name, score in row["scores"].items():
-            if "lengths" in score:
-                by_seed = read.setdefault((row["arm"], name), {})
-                by_seed[row["seed"]] = {one["block_size"]: one for one in score["lengths"]}
-    lengths = sorted({n for by_seed in read.values() for results in by_seed.values() for n in results})
-    plain, cells = plain_arms(rows), []
-    for (arm, name), by_seed in read.items():
-        line = []
-        for n in lengths:
-            values = [results.get(n, {}).get("loss") for results in by_seed.values()]
-            is_refused = set(values) == {None} and any("limit" in results.get(n, {}) for results in by_seed.values())
-            line.append("refused" if is_refused else cell(values, ".4f"))
-        cells.append([f"{arm}, {name}", *line, str(len(by_seed))])
-        if (without := read.get((plain.get(arm), name))) is not None:
-            both = [(by_seed[seed], without[seed]) for seed in by_seed if seed in without]
-            line = []
-            for n in lengths:
-                losses_of = [[results.get(n, {}).get("loss") for results in pair] for pair in both]
-                line.append(cell([None if None in pair else pair[0] - pair[1] for pair in losses_of], "+.4f"))
-            cells.append(["... minus no gate", *line, str(len(both))])
-    title = "Loss by context length (nats a token): mean over the seeds and 95% interval"
-    return Table(title, ["arm, reading", *(f"{n:,} tokens" for n in lengths), "seeds"], cells) if cells else None
-
-
-def cell(by_seed: list[float | None], form: str) -> str:
-    """The mean and its interval, and of how many seeds where not all of them have a finite loss."""
-    values = [value for value in by_seed if value is not None]
-    if not values:
-        return "-"
-    text = mean_text(form, statistics.fmean(values), *stats.interval(values))
-    return text + f" [{len(values)} of {len(by_seed)} seeds]" * (len(values) < len(by_seed))
-
-
 def plain_arms(rows: list[dict]) -> dict[str, str]:
     """{arm: the one without a gate that has else the same keys, but for the rate; of several, that of the same rate}"""
     keys, compared = {}, {}  # keys: {arm: (those of its runs but of its gate, rate and seed; those of its gate; rate)}
     for row in rows:
-        config = dict(row["config"], goes_on="init_from" in row, seed=None)
+        config = dict(row["config"], seed=None)
         rate = config.pop("learning_rate", None)
         of_gate = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
         keys[row["arm"]] = {name: config[name] for name in config.keys() - GATE_KEYS}, of_gate, rate

@@ -29,11 +29,6 @@ def aligned(rows: list[list[str]]) -> list[str]:
     return ["  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(row)) for row in cells]
 
 
-def mean_text(form: str, mean: float, low: float | None, high: float | None) -> str:
-    """A mean and its interval, if it has one: "1.2500 (1.2000 to 1.3000)"."""
-    return f"{mean:{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
-
-
 def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
     """Writes texts, tables and figures as one page, which holds each image itself, and not a link. Returns the path."""
     body = []

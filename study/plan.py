@@ -51,24 +51,10 @@ def runs_of(config, seeds: list[int], chosen: dict[str, float] | None = None) ->
 
 
 def make_run(config, seed: int, arm: str, rate: float | None, purpose: str | None = None) -> dict:
-    """A run as it stands in its row: arm, seed, data and keys of train.py; "init_from", the arm whose last checkpoint
-    of this seed it starts from, with that run's keys: a run that starts from other weights is another run."""
-    own = dict(config.arms[arm])
-    parent = own.pop("init_from_arm", None)
-    keys = config.base | own | {"seed": seed} | ({} if rate is None else {"learning_rate": rate})
+    """A run as it stands in its row: arm, seed, data and keys of train.py."""
+    keys = config.base | config.arms[arm] | {"seed": seed} | ({} if rate is None else {"learning_rate": rate})
     run = {"arm": arm, "seed": seed, "data": config.data, "config": keys} | ({"purpose": purpose} if purpose else {})
-    if parent is not None:
-        run["init_from"] = {"arm": parent} | make_run(config, seed, parent, rate)["config"]
     return as_read(run)
-
-
-def parent_of(run: dict) -> dict | None:
-    """The run whose last checkpoint a run starts from; None if it starts from scratch."""
-    if "init_from" not in run:
-        return None
-    parent = dict(run)
-    keys = dict(parent.pop("init_from"))
-    return parent | {"arm": keys.pop("arm"), "config": keys}
 
 
 def make_trial(config, seed: int, arm: str, rate: float) -> dict:

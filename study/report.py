@@ -17,7 +17,7 @@ from study.rows import mixer_of, number, variant_of
 
 def tables(config, rows: list[dict], orders: list[dict]) -> list[Table]:
     """The tables that the report has beside the claims. orders: those of ranks.records."""
-    return list(filter(None, [table(config, rows), gains.lengths_table(rows), sinks.table(rows), ranks.table(orders)]))
+    return list(filter(None, [table(config, rows), sinks.table(rows), ranks.table(orders)]))
 
 
 def show(config, row: dict) -> str:

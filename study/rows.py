@@ -19,7 +19,7 @@ from configurator import UserError
 from runs.files import read_jsonl
 from runs.rules import wrong_field
 
-RUN = ("arm", "seed", "purpose", "config", "data", "init_from")  # what identifies a run
+RUN = ("arm", "seed", "purpose", "config", "data")  # what identifies a run
 
 # what the fields of a row may be, as rules of rules.wrong_field
 TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20

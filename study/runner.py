@@ -29,7 +29,7 @@ from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, ROW, write_text
 from study import rates, report
-from study.plan import Plan, name_of, parent_of, steps_of
+from study.plan import Plan, name_of, steps_of
 from study.rows import OF_KIND, as_read, missing_scores, read_rows, run_of, scores_of, script_of, text_of
 
 LOOK = 2.0  # seconds between looks at the rows of other workers
@@ -77,24 +77,18 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
 
 
 def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
-    """Prints how many runs are known and done, and which checkpoints are gone that scores or arms need."""
+    """Prints how many runs are known and done, and which checkpoints are gone that scores need."""
     more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
     done = f"{len(plan.done)} runs are done already"
     print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
-    parents = [parent for run in plan.lacking if (parent := parent_of(run)) and text_of(parent) in plan.rows]
-    if lost := sorted({name_of(run) for run in plan.unscored + parents if not is_kept(run, out_dir)}):
-        words = "a score of theirs or an arm that starts from them needs; to run one again, remove its row"
+    if lost := sorted(name_of(run) for run in plan.unscored if not is_kept(run, out_dir)):
+        words = "a score of theirs needs; to run one again, remove its row"
         print(f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({', '.join(lost[:3])}), which {words}")
 
 
 def to_do(plan: Plan, out_dir: Path) -> list[dict]:
     """What can be done now: runs without a row, and rows that lack a score whose checkpoints are still there."""
-
-    def can_start(run):
-        parent = parent_of(run)
-        return parent is None or text_of(parent) in plan.rows and is_kept(parent, out_dir)
-
-    return [*filter(can_start, plan.lacking), *(row for row in plan.unscored if is_kept(row, out_dir))]
+    return [*plan.lacking, *(row for row in plan.unscored if is_kept(row, out_dir))]
 
 
 def work(config, out_dir: Path) -> None:
@@ -202,9 +196,6 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held
         files.claim(folder, "run")
         keys = {"eval_whole": True} | run["config"]
         keys |= {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
-        if (parent := parent_of(run)) is not None and not (folder / "ckpt.pt").is_file():
-            # a kill in its first save leaves best.pt alone, which is replaced
-            keys |= {"init_from": str(out_dir / name_of(parent) / "ckpt.pt"), "overwrite": True}
         write_text(folder / "run.json", json.dumps(run))
         (folder / "log.txt").unlink(missing_ok=True)
         commands.append(("train.py", keys))

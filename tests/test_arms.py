@@ -11,11 +11,11 @@ from study.plan import runs_of
 
 VARIANTS = {
     "none": {},
-    "late": {"init_from_arm": "none", "gate": "elementwise"},
+    "sigmoid": {"gate": "elementwise"},
     "native": {"gate": "native", "mixers": ["gla", "mamba2"]},
 }
 MIXERS = ["softmax", "gla", "mamba2"]
-HELPS = {"contrast": "late - none", "above": 0.0}
+HELPS = {"contrast": "sigmoid - none", "above": 0.0}
 
 
 def product(**keys):
@@ -26,12 +26,12 @@ def test_every_mixer_in_every_variant_is_an_arm_and_arms_add_keys_and_more_arms(
     config = product(arms={"gla native": {"norm_first": False}, "wide": {"n_embd": 32}})
     assert list(config.arms.items()) == [
         ("softmax", {"attention": "softmax"}),
-        ("softmax late", {"attention": "softmax", "init_from_arm": "softmax", "gate": "elementwise"}),
+        ("softmax sigmoid", {"attention": "softmax", "gate": "elementwise"}),
         ("gla", {"attention": "gla"}),
-        ("gla late", {"attention": "gla", "init_from_arm": "gla", "gate": "elementwise"}),
+        ("gla sigmoid", {"attention": "gla", "gate": "elementwise"}),
         ("gla native", {"attention": "gla", "gate": "native", "norm_first": False}),
         ("mamba2", {"attention": "mamba2"}),
-        ("mamba2 late", {"attention": "mamba2", "init_from_arm": "mamba2", "gate": "elementwise"}),
+        ("mamba2 sigmoid", {"attention": "mamba2", "gate": "elementwise"}),
         ("mamba2 native", {"attention": "mamba2", "gate": "native"}),
         ("wide", {"n_embd": 32}),
     ]
@@ -39,10 +39,10 @@ def test_every_mixer_in_every_variant_is_an_arm_and_arms_add_keys_and_more_arms(
 
 def test_seeds_scores_and_first_arms_may_name_a_variant():
     config = product(
-        seeds_of={"native": [1], "softmax late": [0]}, first_arms=["none", "gla native"], scores={"x": {}},
+        seeds_of={"native": [1], "softmax sigmoid": [0]}, first_arms=["none", "gla native"], scores={"x": {}},
         scores_of={"x": ["native", "softmax"]},
     )  # fmt: skip
-    assert config.seeds_of == {"gla native": [1], "mamba2 native": [1], "softmax late": [0]}
+    assert config.seeds_of == {"gla native": [1], "mamba2 native": [1], "softmax sigmoid": [0]}
     assert config.first_arms == ["softmax", "gla", "mamba2", "gla native"]
     assert config.scores_of == {"x": ["gla native", "mamba2 native", "softmax"]}
 
@@ -62,16 +62,16 @@ def test_a_pooled_claim_is_a_mean_or_a_weighted_sum_and_one_in_each_mixer_stands
     asked = {
         "pooled": HELPS | {"pool": MIXERS},
         "in MIXER": HELPS | {"each": ["mamba2", "gla"], "family": "by mixer"},
-        "more than in softmax": HELPS | {"contrast": "0.5 * late", "pool": "gla - softmax"},
+        "more than in softmax": HELPS | {"contrast": "0.5 * sigmoid", "pool": "gla - softmax"},
     }
     config = product(claims=asked)
     third = 1 / 3
-    names = ["softmax late", "softmax", "gla late", "gla", "mamba2 late", "mamba2"]
+    names = ["softmax sigmoid", "softmax", "gla sigmoid", "gla", "mamba2 sigmoid", "mamba2"]
     assert config.claims == {
         "pooled": HELPS | {"contrast": dict(zip(names, [third, -third] * 3, strict=True))},
-        "in mamba2": HELPS | {"contrast": {"mamba2 late": 1, "mamba2": -1}, "family": "by mixer"},
-        "in gla": HELPS | {"contrast": {"gla late": 1, "gla": -1}, "family": "by mixer"},
-        "more than in softmax": HELPS | {"contrast": {"gla late": 0.5, "softmax late": -0.5}},
+        "in mamba2": HELPS | {"contrast": {"mamba2 sigmoid": 1, "mamba2": -1}, "family": "by mixer"},
+        "in gla": HELPS | {"contrast": {"gla sigmoid": 1, "gla": -1}, "family": "by mixer"},
+        "more than in softmax": HELPS | {"contrast": {"gla sigmoid": 0.5, "softmax sigmoid": -0.5}},
     }
 
 
@@ -99,7 +99,7 @@ def test_the_claims_of_the_documents_are_claims(tmp_path):
         (dict(mixers=[]), "mixers, variants: arms are the product of both; give the other one, too"),
         (dict(variants={"none": 3}), "variants: none: it=3: must be a dict"),
         (dict(variants={"none": {"mixers": ["glaa"]}}), "variants: none: mixers='glaa': must be one of softmax, gla"),
-        (dict(arms={"late": {}}), "arms, variants: both have 'late'; rename one of them"),
+        (dict(arms={"sigmoid": {}}), "arms, variants: both have 'sigmoid'; rename one of them"),
         (dict(claims={"a": HELPS | {"pool": []}}), "claims: a: pool=[]: must be a list"),
         (dict(claims={"a": HELPS | {"pool": ["glaa"]}}), "claims: a: pool='glaa': must be one of softmax, gla, mamba2"),
         (dict(claims={"a": HELPS | {"pool": MIXERS, "contrast": "lat"}}), "claims: a='lat': must be one of none"),

@@ -1,20 +1,16 @@
-"""A gate for a trained model starts at the same function and trains at its own rate, also in an experiment."""
+"""A gate for a trained model starts at the same function, and trains at a rate of its own."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
 from small_models import off_its_start
 
 import configurator
-import experiment
 import train
 from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import resume
-from study.plan import name_of, parent_of
-from study.rows import read_rows
 
 
 @pytest.fixture(scope="module")
@@ -110,70 +106,3 @@ def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_ke
     assert scales(parts) == scales(whole)
     a, b = (checkpoints.load(out) for out in (whole, parts))
     assert helpers.equal(a["model"], b["model"]) and helpers.equal(a["optimizer"], b["optimizer"])
-
-
-# -- In an experiment --------------------------------------------------------------------------------------------------
-
-LATE = {"init_from_arm": "first", "gate": "elementwise", "gate_activation": "sigmoid2", "new_lr_scale": 3.0}
-ARMS = {"late": LATE, "never": {"init_from_arm": "first"}, "first": {"max_iters": 4, "decay_lr": False}}
-
-
-@pytest.fixture(scope="module")
-def call(helpers, tmp_path_factory):
-    """call(out_dir, key=value, ...) runs an experiment of three arms, two of which go on from the third."""
-    base = {name: value for name, value in helpers.tiny.items() if name != "threads"}
-    data = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
-    file = tmp_path_factory.mktemp("config") / "late.py"
-    file.write_text(f'name = "late"\narms = {ARMS}\nseeds = [0, 1]\ndata = {data}\nbase = {base}\n')
-    return lambda out_dir, **keys: experiment.main([str(file), *helpers.words(out_dir=out_dir, jobs=1, **keys)])
-
-
-def test_an_arm_starts_from_the_end_of_anothers_run_and_its_row_says_so(call, started, helpers, tmp_path):
-    started.clear()
-    call(tmp_path / "out")
-    names = [name.removeprefix("train.py ") for name, _ in started]
-    assert sorted(names) == sorted(f"{arm}-seed{seed}" for arm in ARMS for seed in (0, 1))
-    rows = {name_of(row): row for row in read_rows(tmp_path / "out")}
-    for name, row in rows.items():
-        first = f"first-seed{row['seed']}"
-        ends = helpers.metrics(tmp_path / "out" / first, "eval")[-1]["val_loss"]
-        if name == first:
-            assert "init_from" not in row
-            continue
-        assert names.index(first) < names.index(name)
-        assert row["init_from"] == {"arm": "first"} | rows[first]["config"] and "init_from_arm" not in row["config"]
-        assert helpers.metrics(tmp_path / "out" / name, "eval")[0]["val_loss"] == pytest.approx(ends, rel=1e-6)
-        assert parent_of(row)["config"]["max_iters"] == 4
-
-    # started again, the run goes on from its own checkpoint, and not from the other arm's
-    file = tmp_path / "out" / "rows.jsonl"
-    without = [line for line in file.read_text().splitlines() if json.loads(line)["arm"] != "late"]
-    file.write_text("\n".join(without) + "\n")
-    started.clear()
-    call(tmp_path / "out")
-    assert [keys["init_from"] for _, keys in started] == ["auto", "auto"]
-    again = {name_of(row): row for row in read_rows(tmp_path / "out")}
-    assert [again[f"late-seed{i}"]["val_loss"] for i in (0, 1)] == [rows[f"late-seed{i}"]["val_loss"] for i in (0, 1)]
-
-
-def test_a_kill_in_the_first_save_of_a_late_arm_is_started_again(call, started, tmp_path):
-    call(tmp_path / "out", seeds="[0]")
-    folder, file = tmp_path / "out" / "late-seed0", tmp_path / "out" / "rows.jsonl"
-    (folder / "ckpt.pt").unlink()
-    file.write_text("".join(f"{line}\n" for line in file.read_text().splitlines() if '"late"' not in line))
-    started.clear()
-    call(tmp_path / "out", seeds="[0]")
-    assert [keys["init_from"] for _, keys in started] == [str(tmp_path / "out" / "first-seed0" / "ckpt.pt")]
-    assert (folder / "ckpt.pt").is_file()
-
-
-@pytest.mark.parametrize(
-    ("words", "keys"),
-    [
-        ("arms: a: init_from_arm='b': must be", dict(arms={"a": {"init_from_arm": "b"}, "c": {}})),
-        ("'late' starts from it, and needs its seed 1", dict(arms=ARMS, seeds=[0, 1], seeds_of={"first": [0]})),
-    ],
-)
-def test_an_arm_that_has_nothing_to_start_from_is_refused(helpers, words, keys):
-    keys = keys | {"base": {"dtype": "float32"} | keys.get("base", {})}
-    assert words in helpers.error_of(experiment.ExperimentConfig, **keys)

@@ -8,8 +8,8 @@ tolerates. The other arms take the rate of the nearest one. FoX has no RoPE, as 
 minus a loss with, in nats a byte.
 
 Five seeds decide one one-sided claim, if all five agree; the rest is a look, with three seeds in four of the arms. Text
-shows no sink at this size (sink_text.py): none of it is about one. 51 runs, 24 of them to choose rates, take about 4
-core-hours. A step of FoX takes about 1.3 times a plain one's time, one of softpick 1.9. The claim was written before
+shows no sink at this size (results/README.md): none of it is about one. 51 runs, 24 of them to choose rates, take about
+4 core-hours. A step of FoX takes about 1.3 times a plain one's time, one of softpick 1.9. The claim was written before
 the first run.
 """
 
