@@ -36,22 +36,13 @@ WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
 TEXT = (str, 0, 999)
 FIELDS = {
-    "format?": (int, 0, 1 << 30),
-    "model_args": (dict, 0, 999),
-    "iter_num?": (int, 0, 1 << 60),
+    "format?": (int, 0, 1 << 30), "model_args": (dict, 0, 999), "iter_num?": (int, 0, 1 << 60), "dtype?": set(DTYPES),
     "data?": {
-        "name?": TEXT,
-        "path?": (str, 0, 1 << 12),
-        "sha256?": TEXT,
-        "tokenizer?": TEXT,
-        "vocab_size?": (int, 1, 1 << 40),
-        "first_ids?": [(int, 0, 1 << 40), 0, 99],
-        "alphabet?": (str, 1, MAX_VOCAB),
+        "name?": TEXT, "path?": (str, 0, 1 << 12), "sha256?": TEXT, "tokenizer?": TEXT, "mixture?": (str, 1, 1 << 16),
+        "vocab_size?": (int, 1, 1 << 40), "first_ids?": [(int, 0, 1 << 40), 0, 99], "alphabet?": (str, 1, MAX_VOCAB),
         "mask_documents?": (bool, 0, 1),
-        "mixture?": (str, 1, 1 << 16),
     },
-    "dtype?": set(DTYPES),
-}
+}  # fmt: skip
 # of one in shards; a parameter's moments are not here
 IN_SHARDS = {"shards": {"folder": TEXT, "files": {str: TEXT}}, "optimizer": {"state": {str: (dict, 0, 0)}}}
 WEIGHTS, ALL = ("model",), ("model", "optimizer")  # what load reads of a checkpoint in shards
