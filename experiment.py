@@ -225,17 +225,18 @@ def main(argv: list[str]) -> None:
         return
     choices, orders = choose_rates(config, read_rows(out_dir)), ranks.records(config, rows)
     judged = claims.judge_claims(config, rows, choices)
-    said, tables = claims.claims_table(judged), report.tables(config, rows, orders)
-    print("\n" + "\n\n".join(map(str, filter(None, [*tables, said]))) + "\n")
+    records, tables = list(map(claims.record, judged)), report.tables(config, rows, orders)
+    said = list(filter(None, [claims.table(records), claims.remarks(records)]))
+    print("\n" + "\n\n".join(map(str, [*tables, *said])) + "\n")
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
         figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
         if judged or orders:
-            kept = {"claims": list(map(claims.record, judged))} | ({"ranks": orders} if orders else {})
+            kept = {"claims": records} | ({"ranks": orders} if orders else {})
             write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        page = write_page(out_dir / "report.html", [said, *figures, *tables])
+        page = write_page(out_dir / "report.html", [*said, *figures, *tables])
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 
@@ -258,7 +259,8 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     hours = f"about {sum(known) / 3600 / jobs:.1f} hours, {jobs} at a time, {each} processes each"
     lines.append(f"{len(waiting)} of {len(runs)} runs to do" + f": {hours}" * (len(known) == len(waiting)))
     compared = [plan.rows[text] for text in map(text_of, plan.compared) if text in plan.rows]
-    return "\n".join([*lines, *claims.reach_lines(config, compared)])
+    said = claims.reach_table(config, compared)
+    return "\n".join([*lines, *([f"\n{said}"] if said else [])])
 
 
 if __name__ == "__main__":

@@ -5,17 +5,17 @@ stats.py has the tests and intervals.
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import configurator
 from configurator import UserError
 from study import stats
+from study.page import Table
 from study.rows import script_of
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 
 RATIO = "ratio of steps"
-BY_LOG = ("log", "log_steps")  # numbers that are compared by their logarithms
 SHARES = {"share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "gate_below_0.1", "induction"}  # meters
 NATS, AS_IT_IS = "nats a token", "as in the rows"
 UNIT_OF = {
@@ -74,37 +74,39 @@ def check_reach(config) -> None:
                 )
 
 
-def reach_lines(config, rows: list[dict]) -> list[str]:
-    """What each claim can show, from the spread of the compared rows there are, or from `pair_spread`."""
+def reach_table(config, rows: list[dict]) -> Table | None:
+    """A line per test of a claim: what it can show, from the spread of the compared rows there are, or from
+    `pair_spread`."""
     lines = []
     for question in reach(config):
-        n, needed = len(question["seeds"]), question["rule"].get("in")
-        words = [] if needed is None else [f"a count: {needed} of {n} seeds pass it"]
+        n, name = len(question["seeds"]), question["claim"] + " (exploratory)" * question["exploratory"]
+        if "in" in question["rule"]:
+            lines.append([name, str(n), "-", "-", f"{question['rule']['in']} seeds pass it", "-", "-"])
         for kind, sides, p, size in question["tests"]:
-            words.append(f"{n} seeds give no p under {p:.2g}" + f" after Holm, {size} claims" * (size > 1))
-            words.append(effect_seen(config, question, kind, stats.LEVEL / size / sides, rows))
-        lines.append(f"{question['claim']}: {'exploratory: ' * question['exploratory']}{'; '.join(words)}")
-    return lines
+            shown = effect_seen(config, question, kind, stats.LEVEL / size / sides, rows)
+            lines.append([name, str(n), f"{p:.2g}", str(size), *shown])
+    title = "What each claim can show: the least p of its seeds, after Holm's correction, and what 80% of cases see"
+    header = ["claim", "seeds", "least p", "in family", "sees", "unit", "spread"]
+    return Table(title, header, lines) if lines else None
 
 
-def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict]) -> str:
-    """The effect, or the band (kind "within"), that a claim shows in 80% of cases, in words."""
-    n, weights = len(question["seeds"]), question["weights"]
+def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict]) -> list[str]:
+    """[the effect, or the band (kind "within"), that a claim shows in 80% of cases; its unit; the spread], in words."""
+    n, weights, unit = len(question["seeds"]), question["weights"], unit_of(question)
     values = list(stats.contrast(rows, weights, question["of"]).values())
     if len(values) > 1 and not stats.are_identical(values):
-        spread, source = statistics.stdev(values), f"of {len(values)} seeds of its rows"
+        spread, source = statistics.stdev(values), f"of {len(values)} seeds"
     else:  # pair_spread is of a pair; arms are taken to differ independently
         spread, source = (config.pair_spread or 0) * math.sqrt(sum(w * w for w in weights.values()) / 2), "assumed"
-    if n < 2 or not spread:
-        return "no rows to take a spread from"
     effect, band = stats.detectable(n, level)
-    if math.isinf(effect):
-        return "too few seeds to see anything"
-    words = f"in 80% of cases (spread {spread:.3g}, {source})"
-    if kind == "within":
-        return f"shows a band of {distance_shown(question, spread * band, '+-')} {words}"
-    threshold = number_shown(question)(stats.threshold_of(question["rule"]), "g")
-    return f"sees {distance_shown(question, spread * effect)} beyond {threshold} {words}"
+    if n < 2 or not spread or math.isinf(effect):
+        return ["nothing: too few seeds" if spread else "no spread is known", unit, "-"]
+    threshold, effect, band = (
+        f"{UNITS[unit][0](x):{UNITS[unit][1]}}".lstrip("+")
+        for x in (stats.threshold_of(question["rule"]) or 0.0, spread * effect, spread * band)
+    )
+    sees = f"a band of {band}" if kind == "within" else f"{effect} beyond {threshold}"
+    return [sees, unit, f"{spread:.3g}, {source}"]
 
 
 def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
@@ -229,20 +231,6 @@ def unit_of(claim: dict) -> str:
     return "ratio" if of[0] == "log" else UNIT_OF.get(what, AS_IT_IS)
 
 
-def number_shown(claim: dict) -> Callable[..., str]:
-    """The function that shows a number of the claim as text: number(value), or number(value, format) for what was
-    declared. A logarithm is shown as what it is of."""
-    if claim["of"][0] not in BY_LOG:
-        return lambda value, form="+.4f": f"{value:{form}}"
-    convert, unit_form = UNITS[unit_of(claim)]
-    return lambda value, form="": f"{convert(value):{unit_form}}"
-
-
-def distance_shown(claim: dict, value: float, sign: str = "") -> str:
-    """A distance from a threshold or from zero, as text; between logarithms it is a factor."""
-    return f"a factor of {math.exp(value):.3g}" if claim["of"][0] in BY_LOG else f"{sign}{value:.3g}"
-
-
 def record(claim: dict) -> dict:
     """What claims.json keeps of a judged claim, with all numbers in its unit. null: an end that too few seeds leave
     open, and what a claim does not have. detectable: so far beyond the threshold; of ratios, steps: by this factor."""
@@ -270,46 +258,36 @@ def notes(claim: dict) -> list[str]:
     return without + claim["flags"]
 
 
-def claims_table(judged: list[dict]) -> str:
-    """A line per claim: its verdict, and the numbers behind it. Accuracies are fractions, losses are in nats, and
-    differences of logarithms are ratios."""
-    lines = []
-    for claim in judged:
-        words = "exploratory: " * claim["exploratory"] + claim["verdict"]
-        if "over" in claim:
-            number, n = number_shown(claim), claim["n"] + len(claim["lost"])
-            values = ", ".join(map(number, claim["by_seed"].values()))
-            count = f"{claim['over']} of {n} seeds over {number(claim['threshold'], 'g')}"
-            words += f" ({count}, {claim['needed']} needed: {values})"
-        elif "mean" in claim:
-            words += f" ({numbers_of(claim)})"
-        remarks = notes(claim) if claim["verdict"] != "not run" else []
-        lines.append(f"{claim['claim']}: " + "; ".join([words, *remarks]))
-    return "\n".join(lines)
+def table(records: list[dict]) -> Table | None:
+    """A line per claim, of what claims.json keeps of it; all numbers but p and seeds are in its unit."""
+    title = (
+        "Claims: the mean over the seeds with its exact 95% interval (one-sided: two bounds; where few seeds leave it "
+        "open, Student's),\np after Holm's correction, and the effect or the band that 80% of such would show"
+    )
+    header = ["claim", "verdict", "mean (interval)", "asked", "unit", "p", "could see", "seeds"]
+    return Table(title, header, [[one["name"], *cells_of(one)] for one in records]) if records else None
 
 
-def numbers_of(claim: dict) -> str:
-    """The mean of a claim, its intervals and its tests, in words."""
-    number = number_shown(claim)
-    level = f"{100 * (1 - stats.LEVEL):g}%"
-    interval = f"{level} interval" if claim["sides"] == 2 else f"one-sided {level} bounds"
-    parts = [f"{number(claim['mean'])}, exact {interval} {number(claim['low'])} to {number(claim['high'])}"]
-    if claim["identical"]:
-        parts[0] += ", identical in all seeds"
-    else:
-        parts[0] += f", Student's {number(claim['student_low'])} to {number(claim['student_high'])}"
-    threshold = "" if claim["threshold"] is None else number(claim["threshold"], "g")
-    if "p" in claim:
-        beyond = "other than" if "other_than" in claim["rule"] else "over"
-        drawn = f", {stats.RANDOM_PATTERNS:,} random sign patterns" * (claim["n"] > stats.EXACT_SEEDS)
-        parts.append(f"{beyond} {threshold}: p {claim['p']:.3g}{drawn}, {claim['p_holm']:.3g} after Holm")
-    if "p_within" in claim:
-        p = f"p {claim['p_within']:.3g}, {claim['p_within_holm']:.3g} after Holm"
-        parts.append(f"within {distance_shown(claim, claim['within'], '+-')}: {p}")
-    if math.isinf(claim.get("detectable", 0)):
-        parts.append("too few seeds to see anything")
-    elif "detectable" in claim:
-        parts.append(f"sees {distance_shown(claim, claim['detectable'])} beyond {threshold} in 80% of cases")
-    if math.isfinite(claim.get("detectable_within", math.inf)):
-        parts.append(f"shows a band of {distance_shown(claim, claim['detectable_within'], '+-')} in 80% of cases")
-    return "; ".join([*parts, f"{claim['n']} seeds"])
+def cells_of(one: dict) -> list[str]:
+    """The cells of a claim's line behind its name."""
+    form, n, verdict = UNITS[one["unit"]][1], len(one["seeds"]), "exploratory: " * one["exploratory"] + one["verdict"]
+    if one["verdict"] == "not run" or one["estimate"] is None:
+        return [verdict, *["-"] * 5, str(n)]
+    exact, student = (one["low"], one["high"]), (one["student_low"], one["student_high"])
+    low, high = student if None in exact else exact
+    mean = f"{one['estimate']:{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
+    words = {"threshold": "other than" if one["either_way"] else "over", "within": "within"}
+    asked = [f"{word} {one[name]:{form}}" for name, word in words.items() if one[name] is not None]
+    asked += [] if one["over"] is None else [f"in {one['needed']} seeds: {one['over']}"]
+    p = [f"{one[name]:.2g}" for name in ("p_holm", "p_within_holm") if one[name] is not None]
+    seen = [f"{one[name]:{form}}".lstrip("+") for name in ("detectable", "detectable_within") if one[name] is not None]
+    return [verdict, mean, ", ".join(asked), one["unit"], *(", ".join(part) or "-" for part in (p, seen)), str(n)]
+
+
+def remarks(records: list[dict]) -> str:
+    """A line per flag, with the claims that have it: what a reader must know beside the numbers."""
+    names: dict[str, list] = {}
+    for one in records:
+        for flag in one["flags"] if one["verdict"] != "not run" else ():
+            names.setdefault(flag, []).append(one["name"])
+    return "\n".join(f"{flag}: {'; '.join(of_flag)}" for flag, of_flag in names.items())

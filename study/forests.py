@@ -14,10 +14,9 @@ from matplotlib.ticker import MaxNLocator
 
 from configurator import UserError
 from runs.files import one_line, read_json
-from study import stats
+from study import claims, stats
 from study.claims import RATIO, UNITS, unit_of
 from study.drawing import COLOURS, FEWEST, dress, legend_of, mixer_colours, panel_grid, ratio_axis, write
-from study.page import Table
 from study.rows import mixer_of, variant_of
 
 VERDICT_COLOURS = {
@@ -28,37 +27,19 @@ VERDICT_COLOURS = {
 
 def draw(folder: Path) -> list:
     """Draws the claims of each experiment in this folder. Returns the paths and a table of all. Raises UserError."""
-    drawn, cells = [], []
+    drawn, found = [], []
     for file in sorted(folder.glob("*/claims.json")):
         with one_line(f"{file}: cannot be drawn"):
             records = [one for one in read_json(file)["claims"] if has_run(one)]
-            cells += [[f"{file.parent.name}: {one['name']}", *numbers(one)] for one in records]
+            found += [one | {"name": f"{file.parent.name}: {one['name']}"} for one in records]
             drawn += [of_claims(records, file.with_name("claims.png"))] if records else []
     if not drawn:
         raise UserError(f"{folder}: no claim of an experiment has been judged yet, nothing to draw")
-    title = "All claims: an interval is exact where the seeds allow it, else Student's"
-    return [*drawn, Table(title, ["claim", "mean (interval)", "threshold", "unit", "seeds", "verdict"], cells)]
+    return [*drawn, claims.table(found)]
 
 
 def has_run(one: dict) -> bool:
     return one["verdict"] != "not run" and bool(one["seeds"])
-
-
-def numbers(one: dict) -> list[str]:
-    """The cells of a claim's line behind its name."""
-    exact, student = (one["low"], one["high"]), (one["student_low"], one["student_high"])
-    low, high = student if None in exact else exact
-    _, form = UNITS[one["unit"]]
-    limits = [f"{name} {one[name]:{form}}" for name in ("threshold", "within") if one[name] is not None]
-    verdict = "exploratory: " * one["exploratory"] + one["verdict"]
-    interval = "" if low is None else f" ({low:{form}} to {high:{form}})"
-    return [
-        f"{one['estimate']:{form}}{interval}",
-        ", ".join(limits).removeprefix("threshold "),
-        one["unit"],
-        str(len(one["seeds"])),
-        verdict,
-    ]
 
 
 def of_claims(records: list[dict], path: Path) -> Path:

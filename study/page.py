@@ -26,7 +26,8 @@ def aligned(rows: list[list[str]]) -> list[str]:
     """Rows of cells as lines: names to the left, all other columns to the right, each as wide as its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = (zip(row, widths, strict=True) for row in rows)
-    return ["  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(row)) for row in cells]
+    lines = ("  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(row)) for row in cells)
+    return list(map(str.rstrip, lines))
 
 
 def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:

@@ -1,4 +1,4 @@
-"""How the learning rates of an experiment were chosen: a line per arm, and a figure of the rates that it learns at."""
+"""How the learning rates of an experiment were chosen: a table, and a figure of the rates that an arm learns at."""
 
 import itertools
 import math
@@ -6,40 +6,33 @@ import statistics
 from pathlib import Path
 
 from study.drawing import arm_looks, curve_panels, is_finite
+from study.page import Table
 from study.plan import rates_of
 from study.rows import mixer_of, number, variant_of
 
 
-def lines(config, choices: list[dict]) -> list[str]:
-    """One line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
-    chosen, words = {choice["arm"]: choice for choice in choices}, []
+def table(config, choices: list[dict]) -> Table | None:
+    """A line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
+    scale, form = (100, ".1f") if config.metric == "accuracy" else (1, ".4f")
+    chosen, cells = {choice["arm"]: choice for choice in choices}, []
     for arm, rate in rates_of(config, choices).items():
-        why = why_chosen(config, chosen[arm]) if arm in chosen else f"that of {config.rate_of[arm]}"
-        words.append(f"learning rate of {arm}: {rate:g} ({why})")
-    return words
-
-
-def why_chosen(config, choice: dict) -> str:
-    """The mean that a rate was chosen by, its margin over the next best rate, and what makes the choice doubtful."""
-    is_accuracy = config.metric == "accuracy"
-    scale, unit, form = (100, " points", ".1f") if is_accuracy else (1, "", ".4f")
-    values = choice["values"][choice["rate"]]
-    if lost := values.count(-math.inf):
-        return f"{lost} of {len(values)} runs were lost"
-    mean = statistics.fmean(values)
-    by = "area under the curve" if config.select_by == "auc" else "at the end"
-    words = [f"mean {by} " + (f"{mean:.1%}" if is_accuracy else f"{-mean:.4f}")]  # of a loss more is better, too
-    words += [f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}"] if "joint" in choice else []
-    if "other" in choice:
-        margin, error, over = scale * choice["margin"], scale * choice["error"], f"over {choice['other']:g}"
-        if math.isnan(error):
-            words.append(
-                f"{margin:+{form}}{unit} {over}, one seed" if len(values) == 1 else f"{over}, where a run was lost"
-            )
-        else:
-            words.append(f"{margin:+{form}} {over}, standard error {error:{form}}{unit}")
-        words += ["margin under a standard error"] if abs(margin) < error else []
-    return "; ".join(words + (["at the edge of the rates"] if choice["is_edge"] else []))
+        if (choice := chosen.get(arm)) is None:
+            cells.append([arm, f"{rate:g}", "-", "-", "-", f"that of {config.rate_of[arm]}"])
+            continue
+        values, lost = choice["values"][rate], choice["values"][rate].count(-math.inf)
+        margin, error = (scale * choice.get(name, math.nan) for name in ("margin", "error"))
+        remarks = [f"{lost} of {len(values)} runs were lost"] * (lost > 0)
+        if "joint" in choice and choice["joint"][1] != rate:
+            remarks.append(f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}")
+        remarks += ["margin under a standard error"] * (abs(margin) < error) + ["edge"] * choice["is_edge"]
+        mean = "-" if lost else f"{abs(scale * statistics.fmean(values)):{form}}"  # of a loss more is better, too
+        over = "-" if math.isnan(margin) else f"{margin:+{form}} over {choice['other']:g}"
+        error = "-" if math.isnan(error) else f"{error:{form}}"
+        cells.append([arm, f"{rate:g}", mean, over, error, "; ".join(remarks)])
+    by = {"auc": "area under the curve", "last": "at the end"}[config.select_by]
+    title = f"Learning rates, by the mean {by} over the selection seeds, and its margin over the next best one"
+    header = ["arm", "rate", "mean", "margin", "standard error", "remarks"]
+    return Table(title, header, cells) if cells else None
 
 
 def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:

@@ -51,8 +51,8 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
         with signals_to(lambda number: sys.exit(128 + number)):
             work(config, out_dir)
         plan = Plan(config, read_rows(out_dir))
-    for line in rates.lines(config, plan.choices):
-        print(line)
+    if (table := rates.table(config, plan.choices)) is not None:
+        print(f"\n{table}")
     rows = [plan.rows[text] for text in map(text_of, plan.compared) if text in plan.rows]
     if len(rows) < len(plan.compared):
         print(f"{len(plan.compared) - len(rows)} of {len(plan.compared)} runs have no row yet")

@@ -22,6 +22,10 @@ def config_of(asked, n=8, **keys):
     return listed(**dict(seeds=list(range(n)), claims=asked) | keys)
 
 
+def cells_of(judged):
+    return claims.cells_of(claims.record(judged))
+
+
 def helped(run):
     return 0.5 + (run["arm"] == "gated") * (0.1 + run["seed"] / 1000)
 
@@ -30,10 +34,10 @@ def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value
     asked = {"most": {"contrast": "gated", "above": 0.4, "in": 2}}
     rows = rows_of(config := config_of(asked, 3), lambda run: {0: 0.5, 1: None, 2: 0.6}[run["seed"]])
     (judged,) = claims.judge_claims(config, rows)
-    said = "most: passed (2 of 3 seeds over 0.4, 2 needed: +0.5000, +0.6000); no value in seeds 1"
-    assert judged["verdict"] == "passed" and claims.claims_table([judged]) == said
+    assert cells_of(judged) == ["passed", "+55.0", "over +40.0, in 2 seeds: 2", "points", "-", "-", "2"]
+    assert claims.remarks([claims.record(judged)]) == "no value in seeds 1: most"
     few = [row for row in rows if row["seed"] < 2]
-    assert claims.claims_table(claims.judge_claims(config, few)) == "most: not run"
+    assert cells_of(*claims.judge_claims(config, few))[0] == "not run"
     some = config_of(asked, 3, seeds_of={"gated": [0, 1]})
     assert claims.judge_claims(some, few)[0]["verdict"] == "failed"  # no other seed is to be run
 
@@ -49,8 +53,8 @@ def test_a_claim_is_corrected_within_its_question_also_for_those_that_have_not_r
     assert [claim["p_holm"] / claim["p"] for claim in judged.values()] == [3, 3, 1, 1]
     seen = judged["a"]["sd"] * stats.detectable(8, 0.05 / 2 / 3)[0]
     assert judged["a"]["detectable"] == pytest.approx(seen)
-    lines = claims.claims_table(list(judged.values())).splitlines()
-    assert lines[0].startswith("a: supported (") and lines[-1].startswith("look: exploratory: supported (")
+    words = [cells_of(claim)[0] for claim in judged.values()]
+    assert words[0] == "supported" and words[-1] == "exploratory: supported"
 
 
 def test_a_claim_that_its_seeds_cannot_support_is_refused_unless_it_is_exploratory(helpers):
@@ -77,23 +81,22 @@ def test_a_dry_run_says_what_each_claim_can_show():
     asked = {"it helps": claim | {"sides": 1}, "equal": {"contrast": GAIN, "within": 0.1}, "most": claim | {"in": 3}}
     config = config_of(asked, pair_spread=0.2)
     effect, band = stats.detectable(8, 0.05 / 2)  # two tests in the family
-    of = "in 80% of cases (spread 0.2, assumed)"
-    assert claims.reach_lines(config, []) == [
-        f"it helps: 8 seeds give no p under 0.0078 after Holm, 2 claims; sees {0.2 * effect:.3g} beyond 0.05 {of}",
-        f"equal: 8 seeds give no p under 0.0078 after Holm, 2 claims; shows a band of +-{0.2 * band:.3g} {of}",
-        "most: a count: 3 of 8 seeds pass it",
+    assert claims.reach_table(config, []).cells == [
+        ["it helps", "8", "0.0078", "2", f"{20 * effect:.1f} beyond 5.0", "points", "0.2, assumed"],
+        ["equal", "8", "0.0078", "2", f"a band of {20 * band:.1f}", "points", "0.2, assumed"],
+        ["most", "8", "-", "-", "3 seeds pass it", "-", "-"],
     ]
     rows = rows_of(config, lambda run: 0.5 + (run["arm"] == "gated") * 0.1 * run["seed"] / 7)
     spread = statistics.stdev(0.1 * seed / 7 for seed in range(8))
-    seen = f"sees {spread * effect:.3g} beyond 0.05 in 80% of cases (spread {spread:.3g}, of 8 seeds of its rows)"
-    assert claims.reach_lines(config, rows)[0].endswith(seen)
+    seen = [f"{100 * spread * effect:.1f} beyond 5.0", "points", f"{spread:.3g}, of 8 seeds"]
+    assert claims.reach_table(config, rows).cells[0][4:] == seen
     others = [row | {"config": row["config"] | {"max_iters": 9}} for row in rows]  # of what the config was before
-    assert "(spread 0.2, assumed)" in experiment.estimate(config, others)
+    assert "0.2, assumed" in experiment.estimate(config, others)
     asked = {"equal": {"contrast": GAIN, "within": 0.1}}
-    (few,) = claims.judge_claims(config_of(asked, 3, exploratory=True), rows)
-    assert "inf in 80%" not in claims.claims_table([few])
-    (said,) = claims.reach_lines(config_of({"it helps": claim}, 3, exploratory=True, pair_spread=0.2), [])
-    assert said.startswith("it helps: exploratory: 3 seeds give no p under 0.25; too few seeds to see anything")
+    (few,) = claims.judge_claims(config_of(asked, 3, exploratory=True), [row for row in rows if row["seed"] < 3])
+    assert cells_of(few)[5] == "-"
+    (line,) = claims.reach_table(config_of({"it helps": claim}, 3, exploratory=True, pair_spread=0.2), []).cells
+    assert line == ["it helps (exploratory)", "3", "0.25", "1", "nothing: too few seeds", "points", "-"]
 
 
 # -- Flags -------------------------------------------------------------------------------------------------------------
@@ -124,8 +127,8 @@ def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
     rows[0] |= {"git_commit": "b", "threads": 2}
     assert claims.judge_claims(config, rows)[0]["flags"] == ["mixed threads within 1 of 8 seeds"]  # of the same code
     rows[0]["code_sha256"] = "y"
-    line = claims.claims_table(claims.judge_claims(config, rows))
-    assert line.endswith("; mixed commits within 1 of 8 seeds; mixed threads within 1 of 8 seeds")
+    flags = ["mixed commits within 1 of 8 seeds", "mixed threads within 1 of 8 seeds"]
+    assert claims.judge_claims(config, rows)[0]["flags"] == flags
 
 
 def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
@@ -155,7 +158,7 @@ def test_a_claim_may_be_about_the_curve():
         row["curve"] = [[0, 0.1], [50, 0.7 if row["arm"] == "gated" else 0.5], [100, 0.9]]
     rows[0]["curve"][2][1] = 0.55  # it never gets there
     sooner, lost = claims.judge_claims(config, rows)
-    assert "(2.00, exact 95% interval 2.00 to 2.00, identical in all seeds" in claims.claims_table([sooner])
+    assert cells_of(sooner)[1:3] == ["2.00 (2.00 to 2.00)", "over 1.00"]
     assert sooner["by_seed"] == pytest.approx(dict.fromkeys(range(8), math.log(2)))
     assert sooner["verdict"] == "supported" and lost["by_seed"] == {0: 1.0} | dict.fromkeys(range(1, 8), 0.0)
 
@@ -191,7 +194,7 @@ def test_seeds_that_were_added_without_a_declared_look_make_a_claim_exploratory(
     added = looked_at(12, planned=6)
     words = "seeds were added to the 6 that were planned at first, without a declared look"
     assert added["exploratory"] and added["flags"] == [words]
-    assert claims.claims_table([added]).startswith("a: exploratory: supported (")
+    assert cells_of(added)[0] == "exploratory: supported"
     early = looked_at(7, planned=12)  # before all seeds have run
     assert early["exploratory"] and early["flags"] == ["the seeds so far are no declared look"]
     config = config_of(config.asked["claims"], seeds=[seed for seed in range(12) if seed != 7])
@@ -221,10 +224,10 @@ def test_the_claims_of_each_experiment_stand_in_a_figure_and_all_in_one_table(tm
         (tmp_path / name).mkdir()
         (tmp_path / name / "claims.json").write_text(json.dumps({"claims": records if name != "empty" else []}))
     plot.main([str(tmp_path)])
-    one, _, _, header, *table = capsys.readouterr().out.splitlines()
-    assert one == str(tmp_path / "one" / "claims.png") and header.endswith("verdict")
+    one, _, _, _, header, *table = capsys.readouterr().out.splitlines()
+    assert one == str(tmp_path / "one" / "claims.png") and header.startswith("claim ")
     assert [line.split("  ")[0] for line in table] == [f"{a}: {b['name']}" for a in ("one", "two") for b in records]
-    assert table[0].endswith("not supported") and "exploratory: " in table[1]
+    assert " not supported " in table[0] and " exploratory: " in table[1]
     ratios, points = ([label.get_text() for label in axes.get_yticklabels()] for axes in drawn["claims.png"].axes)
     assert (ratios, points) == (["later"], ["it helps <more>"])
     (tmp_path / "two" / "claims.json").write_text('{"claims": [{"name": 3}]}')
