@@ -11,6 +11,7 @@ import tokenizers
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from test_recurrence import definition
 from torch.overrides import TorchFunctionMode
 from transformers import (
     KimiLinearConfig,
@@ -210,7 +211,7 @@ class FlaMixer(nn.Module):
         if hasattr(self, "q_conv1d"):
             q, k, v = (part(f"{name}_conv1d")(y.mT)[..., :T].mT for name, y in zip("qkv", (q, k, v), strict=True))
         q, k, v = q.unflatten(-1, (self.H, -1)), k.unflatten(-1, (self.H, -1)), v.unflatten(-1, (self.Hv, -1))
-        log_decay, beta = torch.zeros_like(v[..., :1]), None
+        log_decay, beta = None, None
         if self.kind == "gla":
             log_decay = F.logsigmoid(self.gk_proj(x)).unflatten(-1, (self.Hv, -1)) / 16
         else:
@@ -220,15 +221,8 @@ class FlaMixer(nn.Module):
         if hasattr(self, "A_log"):
             dt = F.softplus((self.f_proj if self.kind == "kda" else self.a_proj)(x) + self.dt_bias)
             log_decay = -self.A_log.exp()[:, None] * dt.unflatten(-1, (self.Hv, -1))
-        q, k = (y.repeat_interleave(self.Hv // self.H, dim=2) for y in (q, k))
-        S, outputs = v.new_zeros(len(x), self.Hv, self.Dk, self.Dv), []
-        for t in range(T):
-            S, new = log_decay[:, t, ..., None].exp() * S, v[:, t]
-            if beta is not None:
-                new = beta[:, t, :, None] * (new - torch.einsum("bhk,bhkv->bhv", k[:, t], S))
-            S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], new)
-            outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * self.Dk**-0.5, S))
-        o = part(self.norm_name)(torch.stack(outputs, dim=1))
+        q, k = (y.repeat_interleave(self.Hv // self.H, dim=2) for y in (q * self.Dk**-0.5, k))
+        o = part(self.norm_name)(definition(q, k, v, log_decay=log_decay, beta=beta)[0])
         o = o * self.act(self.g_proj(x).view_as(o)) if hasattr(self, "g_proj") else o
         return self.o_proj(o.flatten(2)), None
 

@@ -103,18 +103,6 @@ def test_padded_ids_do_not_count(text):
     assert results[0] == pytest.approx(results[1]) and parts[0] == pytest.approx(parts[1])
 
 
-def test_yarn_is_the_published_one():
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
-    config = LlamaConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=4096, rope_parameters=rope)
-    expected, scale = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
-    frequency, amplitude = rope_frequencies(64, 1e4, "yarn", 4.0, 1024)
-    torch.testing.assert_close(frequency.float(), expected, rtol=1e-5, atol=1e-8)
-    assert amplitude == pytest.approx(scale)
-
-
 def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
     plain, slowed = (rope_frequencies(64, 1e4, scaling, 4.0, 1024)[0] for scaling in ("none", "ntk"))
     assert slowed[0] == plain[0] and slowed[-1] * 4 == pytest.approx(plain[-1])

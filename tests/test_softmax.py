@@ -24,20 +24,22 @@ def definition(mixer, x):
     x_ij, i, j = torch.einsum("bihd,bjhd->bhij", q, k) / D**0.5, torch.arange(L)[:, None], torch.arange(L)
     x_ij = x_ij if mixer.bias is None else x_ij + mixer.bias(i, j)
     x_ij = x_ij.masked_fill((i < j) | (i - j >= T), -torch.inf)
-    if mixer.forget is None:
+    if mixer.config.attention_weights == "softpick":
         sees, eps = x_ij.isfinite(), 1e-8 * x_ij.amax(-1, keepdim=True).clamp(min=0).exp()  # eps as published
         weights = x_ij.expm1().relu() / ((x_ij.expm1().abs() * sees).sum(-1, keepdim=True) + eps)
     else:
-        f = (x @ mixer.forget.weight.T + mixer.forget.bias).sigmoid().cumprod(1).mT  # (B, H, L)
-        weights = x_ij.exp() * f[..., None] / f[..., None, :]
+        weights = x_ij.exp()
+        if mixer.forget is not None:
+            f = (x @ mixer.forget.weight.T + mixer.forget.bias).sigmoid().cumprod(1).mT  # (B, H, L)
+            weights = weights * f[..., None] / f[..., None, :]
         weights = weights / weights.sum(-1, keepdim=True)
     return weights, torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("cls", [Softmax, edits.WindowedALiBi])
-@pytest.mark.parametrize("keys", [dict(attention_weights="softpick"), dict(forget_gate=True)], ids=str)
-def test_softpick_and_a_forget_gate_are_their_definitions_also_where_the_ring_turns(cls, keys, monkeypatch):
+@pytest.mark.parametrize("keys", [{}, dict(attention_weights="softpick"), dict(forget_gate=True)], ids=str)
+def test_softmax_softpick_and_a_forget_gate_are_their_definitions_also_where_the_ring_turns(cls, keys, monkeypatch):
     monkeypatch.setitem(MIXERS, "mine", cls)
     config = make_config(attention="mine", position="none", n_kv_head=2, **keys)
     mixer = off_its_start(config, noise=0.2).blocks[0].mixer
