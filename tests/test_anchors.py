@@ -46,6 +46,8 @@ THEIRS = {
     "Qwen3-Next": hf.Qwen3NextConfig(
         **SIZES | EAGER | NEXT, layer_types=["linear_attention", "full_attention"], max_position_embeddings=100
     ),
+    "headwise": SIZES | EAGER | NEXT | dict(max_position_embeddings=100),
+    "elementwise": SIZES | EAGER | NEXT | dict(max_position_embeddings=100),
     "Mamba-2": hf.Mamba2Config(**SIZES, num_heads=4, head_dim=16, state_size=24, n_groups=2, chunk_size=32),
     "GLA": FLA | dict(model_type="gla", expand_k=0.5, expand_v=1.0, use_output_gate=True),
     "DeltaNet": FLA | dict(model_type="delta_net", expand_k=1.0, expand_v=1.0, allow_neg_eigval=True),
@@ -64,7 +66,9 @@ def theirs_and_ours(request, float64, tmp_path):
     config = THEIRS[request.param]
     torch.manual_seed(0)
     with published.InFloat64():
-        if isinstance(config, dict):
+        if request.param in ("headwise", "elementwise"):
+            theirs = published.save_gated_qwen3(request.param, tmp_path, **config)
+        elif isinstance(config, dict):
             theirs = published.save_fla(config, tmp_path)
         else:
             theirs = published.save(hf.AutoModelForCausalLM.from_config(copy.deepcopy(config)), tmp_path)

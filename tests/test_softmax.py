@@ -1,4 +1,4 @@
-"""Softmax layers with a forget gate or softpick's weights, in float64: python -m pytest tests/test_softmax.py"""
+"""Softmax layers against their definitions, in float64; what torch's kernel gets of them."""
 
 from types import SimpleNamespace
 
@@ -22,6 +22,8 @@ def definition(mixer, x):
     q, k, v = (y.view(2, L, -1, D) for y in (x @ mixer.qkv.weight.T).split([C, C // 2, C // 2], dim=-1))
     k, v = (y.repeat_interleave(2, dim=2) for y in (k, v))
     x_ij, i, j = torch.einsum("bihd,bjhd->bhij", q, k) / D**0.5, torch.arange(L)[:, None], torch.arange(L)
+    cap = mixer.config.attention_softcap
+    x_ij = x_ij if cap is None else cap * torch.tanh(x_ij / cap)
     x_ij = x_ij if mixer.bias is None else x_ij + mixer.bias(i, j)
     x_ij = x_ij.masked_fill((i < j) | (i - j >= T), -torch.inf)
     if mixer.config.attention_weights == "softpick":
@@ -36,10 +38,13 @@ def definition(mixer, x):
     return weights, torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
 
 
+KEYS = [{}, dict(attention_softcap=2.0), dict(attention_weights="softpick"), dict(forget_gate=True)]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("cls", [Softmax, edits.WindowedALiBi])
-@pytest.mark.parametrize("keys", [{}, dict(attention_weights="softpick"), dict(forget_gate=True)], ids=str)
-def test_softmax_softpick_and_a_forget_gate_are_their_definitions_also_where_the_ring_turns(cls, keys, monkeypatch):
+@pytest.mark.parametrize("keys", KEYS, ids=str)
+def test_softmax_layers_are_their_definitions_also_where_the_ring_turns(cls, keys, monkeypatch):
     monkeypatch.setitem(MIXERS, "mine", cls)
     config = make_config(attention="mine", position="none", n_kv_head=2, **keys)
     mixer = off_its_start(config, noise=0.2).blocks[0].mixer
