@@ -242,15 +242,6 @@ def test_match_params_keeps_the_number_of_parameters_biases_counted(mlp):
     assert 0 < abs(matched.n_params() - plain.n_params()) <= len(plain.blocks) * unit / 2
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("lengths", [(T - 3, 8), (2 * T + 3,), (T + 1, T)])
-def test_past_block_size_softmax_sees_the_last_block_size_tokens(lengths):
-    mixer, x = make_mixer("softmax"), random_x(3 * T)
-    outputs = in_pieces(mixer, x, *lengths)
-    for t in (T - 1, T, T + 4, T + 5, 2 * T + 2, 2 * T + 3, 3 * T - 1):  # RoPE is relative: a window begins anywhere
-        torch.testing.assert_close(outputs[:, t], mixer(x[:, t - T + 1 : t + 1])[:, -1], rtol=1e-9, atol=1e-9)
-
-
 # -- dtypes and devices ------------------------------------------------------------------------------------------------
 
 KEYS = [  # of every mixer: its parts, and those of others

@@ -21,7 +21,6 @@ from model import MIXERS, GPTConfig
 from ops import layers
 
 B, T, C, H, D = 2, 100, 64, 4, 16
-TOLERANCE = 1e-5
 
 
 def make(name, gate, **keys):
@@ -39,11 +38,10 @@ def randomized(module):
 
 
 @torch.no_grad()
-def assert_same(ours, theirs):
-    x = torch.randn(B, T, C)
+def assert_same(ours, theirs, length=T, dtype=torch.float32, tolerance=1e-5):
+    x = torch.randn(B, length, C, dtype=dtype)
     y, expected = ours(x), theirs(x)
-    assert expected.abs().max() > 0.01
-    assert (y - expected).abs().max() < TOLERANCE * max(1, float(expected.abs().max()))
+    assert expected.abs().max() > 0.01 and (y - expected).abs().max() < tolerance * expected.abs().max()
 
 
 OLMO = dict(delta_value_dim=2 * D)
@@ -120,9 +118,7 @@ def test_softmax_with_a_sink_and_a_window_is_the_published_attention_in_float64(
     config, keys = WITH_SINKS[name]
     torch.manual_seed(0)
     for block in randomized(nanogate.GPT(configurator.build(GPTConfig, keys)).double()).blocks:
-        x = torch.randn(B, 150, C).double()
-        y, expected = block.mixer(x), attention_with_sink(block.mixer, name, config)(x)
-        assert expected.abs().max() > 0.01 and (y - expected).abs().max() < 1e-13 * expected.abs().max()
+        assert_same(block.mixer, attention_with_sink(block.mixer, name, config), 150, torch.float64, 1e-13)
 
 
 def test_the_keys_of_gpt_oss_in_the_docs_are_its_config():
