@@ -1,6 +1,6 @@
-"""Layers as transformers publishes them, made with the weights of ours.
+"""Layers as transformers and fla publish them, and folders of models that have them.
 
-test_oracles.py compares their outputs with ours, and test_anchors.py the runs in which they are trained.
+test_oracles.py compares outputs of layers with ours, and test_anchors.py runs in which such models are trained.
 """
 
 import json
@@ -11,21 +11,12 @@ import tokenizers
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from test_recurrence import definition
 from torch.overrides import TorchFunctionMode
-from transformers import (
-    KimiLinearConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Mamba2Config,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3NextConfig,
-)
+from transformers import KimiLinearConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridConfig, OlmoHybridGatedDeltaNet
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
-from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from data.tokenizer import BYTE_OF
 
@@ -58,61 +49,6 @@ def filled(theirs: nn.Module, ours: nn.Module, **given: torch.Tensor) -> nn.Modu
             weight = ours.get_parameter(f"{PLACES.get(module, module)}.{kind}".rstrip("."))
         p.copy_((weight.T if path == "conv1d.weight" else weight).reshape(p.shape))
     return theirs.eval()
-
-
-class CausalAttention(qwen3_next.Qwen3NextAttention):
-    """Qwen3-Next's attention, called as a mixer is: x (B, T, C) -> y (B, T, C)."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        T = x.shape[1]
-        position = qwen3_next.Qwen3NextRotaryEmbedding(self.config)(x, torch.arange(T)[None])
-        mask = torch.full((T, T), -torch.inf).triu(1)[None, None]
-        return super().forward(x, position, mask)[0]
-
-
-@torch.no_grad()
-def qwen3_next_attention(ours) -> nn.Module:
-    """For softmax with an elementwise gate, QK-norm and RoPE."""
-    C, (H, Hk), D = ours.config.n_embd, ours.split, ours.value_width
-    config = Qwen3NextConfig(
-        hidden_size=C, num_attention_heads=H, num_key_value_heads=Hk, head_dim=D, rms_norm_eps=1e-5,
-        attn_implementation="eager", max_position_embeddings=ours.config.block_size,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-    )  # fmt: skip
-    q, k, v = ours.qkv.weight.split([H * D, Hk * D, Hk * D])
-    # theirs holds, head by head, D rows of q and D rows of the gate
-    q = torch.cat([w.view(H, D, C) for w in (q, ours.gates["readout"].proj.weight)], dim=1)
-    norms = dict(q_norm=ours.q_norm.weight - 1, k_norm=ours.k_norm.weight - 1)  # theirs is 1 + weight
-    return filled(CausalAttention(config, layer_idx=3), ours, q_proj=q, k_proj=k, v_proj=v, **norms)
-
-
-@torch.no_grad()
-def mamba2_mixer(ours) -> nn.Module:
-    """For mamba2 with its native gate."""
-    H, D, config = ours.n_head, ours.value_width, ours.config
-    config = Mamba2Config(
-        hidden_size=config.n_embd, num_heads=H, head_dim=D, state_size=config.state_size, n_groups=config.n_groups,
-        expand=config.expand, conv_kernel=4, use_bias=False, use_conv_bias=True, layer_norm_epsilon=1e-5,
-        chunk_size=32, num_hidden_layers=1,
-    )  # fmt: skip
-    # theirs holds the rows [z, x, B, C, dt] in one projection: z is our native gate
-    rows = torch.cat([ours.gates["native"].proj.weight, ours.in_proj.weight])
-    return filled(Mamba2Mixer(config, layer_idx=0), ours, in_proj=rows)
-
-
-@torch.no_grad()
-def qwen3_next_gated_deltanet(ours) -> nn.Module:
-    """For gated_deltanet with its native gate."""
-    C, H, D = ours.config.n_embd, ours.n_head, ours.value_width
-    config = Qwen3NextConfig(
-        hidden_size=C, linear_num_value_heads=H, linear_num_key_heads=H, linear_key_head_dim=D,
-        linear_value_head_dim=D, linear_conv_kernel_dim=4, rms_norm_eps=1e-5,
-    )  # fmt: skip
-    q, k, v, beta, dt = ours.in_proj.weight.split([H * D, H * D, H * D, H, H])
-    # theirs holds, head by head, D rows of each of q, k, v, z; then b, a
-    qkvz = torch.cat([w.view(H, D, C) for w in (q, k, v, ours.gates["native"].proj.weight)], dim=1)
-    theirs = qwen3_next.Qwen3NextGatedDeltaNet(config, layer_idx=0)
-    return filled(theirs, ours, in_proj_qkvz=qkvz, in_proj_ba=torch.stack([beta, dt], dim=1))
 
 
 @torch.no_grad()
@@ -210,7 +146,7 @@ class FlaMixer(nn.Module):
         if hasattr(self, "q_conv1d"):
             q, k, v = (part(f"{name}_conv1d")(y.mT)[..., :T].mT for name, y in zip("qkv", (q, k, v), strict=True))
         q, k, v = q.unflatten(-1, (self.H, -1)), k.unflatten(-1, (self.H, -1)), v.unflatten(-1, (self.Hv, -1))
-        log_decay, beta = torch.zeros_like(v[..., :1]), None
+        log_decay, beta = None, None
         if self.kind == "gla":
             log_decay = F.logsigmoid(self.gk_proj(x)).unflatten(-1, (self.Hv, -1)) / 16
         else:
@@ -220,15 +156,8 @@ class FlaMixer(nn.Module):
         if hasattr(self, "A_log"):
             dt = F.softplus((self.f_proj if self.kind == "kda" else self.a_proj)(x) + self.dt_bias)
             log_decay = -self.A_log.exp()[:, None] * dt.unflatten(-1, (self.Hv, -1))
-        q, k = (y.repeat_interleave(self.Hv // self.H, dim=2) for y in (q, k))
-        S, outputs = v.new_zeros(len(x), self.Hv, self.Dk, self.Dv), []
-        for t in range(T):
-            S, new = log_decay[:, t, ..., None].exp() * S, v[:, t]
-            if beta is not None:
-                new = beta[:, t, :, None] * (new - torch.einsum("bhk,bhkv->bhv", k[:, t], S))
-            S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], new)
-            outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t] * self.Dk**-0.5, S))
-        o = part(self.norm_name)(torch.stack(outputs, dim=1))
+        q, k = (y.repeat_interleave(self.Hv // self.H, dim=2) for y in (q * self.Dk**-0.5, k))
+        o = part(self.norm_name)(definition(q, k, v, log_decay=log_decay, beta=beta)[0])
         o = o * self.act(self.g_proj(x).view_as(o)) if hasattr(self, "g_proj") else o
         return self.o_proj(o.flatten(2)), None
 

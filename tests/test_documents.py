@@ -13,8 +13,6 @@ import evaluate
 import meters
 import train
 from data.shards import open_dataset
-from data.tokenizer import get_tokenizer
-from data.writing import write_stream
 from model import MIXERS, GPTConfig
 from ops import IGNORE
 
@@ -77,13 +75,11 @@ OPTIONS += [dict(position="learned", sink="token", window="3"), dict(forget_gate
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, helpers):
     """A stream of documents of SIZES random letters, in shards of 20 tokens."""
     out, rng = tmp_path_factory.mktemp("documents"), np.random.default_rng(0)
     texts = ["".join(map(chr, rng.integers(97, 123, n))) for n in SIZES]
-    about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0, shard_tokens=20)
-    write_stream(out, {"train": texts, "val": texts}, tokenizer=get_tokenizer("byte"), **about)
-    return out
+    return helpers.write_text(out, texts, texts, shard_tokens=20)
 
 
 @torch.no_grad()

@@ -104,13 +104,6 @@ def test_a_bias_of_the_scores_is_right_in_training_prefill_decoding_and_the_weig
 
 
 @torch.no_grad()
-def test_a_bias_is_right_past_block_size_where_the_ring_turns():
-    mixer, x = make_mixer("windowed_alibi", position="none"), random_x(2 * T + 5)
-    expected = with_bias(mixer, x, SEES["windowed_alibi"])[1]
-    torch.testing.assert_close(in_pieces(mixer, x, T + 3, 6), expected, **CLOSE)
-
-
-@torch.no_grad()
 def test_a_long_convolution_is_its_definition_and_has_no_weights():
     mixer, x = make_mixer("longconv"), random_x(T + 9)
     q, k, v = mixer.qkv(x).view(2, -1, 3, C).unbind(2)

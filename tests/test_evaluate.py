@@ -95,26 +95,6 @@ def test_a_sample_without_a_label_is_one_line_also_where_several_processes_have_
     assert "no token of val has a label" in helpers.error_of(evaluate.summarize, {}, text, "val")
 
 
-def test_padded_ids_do_not_count(text):
-    padded, model = make_model(pad_vocab_to=100), make_model()
-    padded.load_state_dict(model.state_dict() | {"wte.weight": F.pad(model.wte.weight, (0, 0, 0, 44), value=9.0)})
-    results = [evaluate.evaluate(m, text, "val", batch_size=4, block_size=32) for m in (model, padded)]
-    parts = [result.pop("loss_of") for result in results]
-    assert results[0] == pytest.approx(results[1]) and parts[0] == pytest.approx(parts[1])
-
-
-def test_yarn_is_the_published_one():
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 1024}
-    config = LlamaConfig(hidden_size=128, num_attention_heads=2, max_position_embeddings=4096, rope_parameters=rope)
-    expected, scale = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
-    frequency, amplitude = rope_frequencies(64, 1e4, "yarn", 4.0, 1024)
-    torch.testing.assert_close(frequency.float(), expected, rtol=1e-5, atol=1e-8)
-    assert amplitude == pytest.approx(scale)
-
-
 def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
     plain, slowed = (rope_frequencies(64, 1e4, scaling, 4.0, 1024)[0] for scaling in ("none", "ntk"))
     assert slowed[0] == plain[0] and slowed[-1] * 4 == pytest.approx(plain[-1])
@@ -144,6 +124,7 @@ def test_processes_share_the_windows_and_print_one_object(parallel, checkpoint, 
     assert together.returncode == 0, together.stderr.decode()
     (refused, one), (refused_by_all, two) = alone["lengths"], json.loads(together.stdout)["lengths"]
     assert refused == refused_by_all and "past block_size=32" in refused["limit"]
+    assert [first for first, _ in one["by_position"]] == list(range(0, 32, 2))
     for nested in ("loss_of", "by_position"):
         assert dict(two.pop(nested)) == pytest.approx(dict(one.pop(nested)))
     assert two == pytest.approx(one)
@@ -155,15 +136,6 @@ def test_raw_text_is_divided_by_the_published_words(checkpoint, tmp_path, evalua
     result = evaluated(checkpoint(open_dataset(folder)))
     assert result["version"] == "raw" and result["words"] == 1000
     assert result["word_perplexity"] == pytest.approx(math.exp(result["loss"] * result["labels"] / 1000))
-
-
-def test_lengths_past_a_mixers_reach_are_named_and_the_others_scored(checkpoint, tmp_path, evaluated):
-    out = tmp_path / "lengths.json"
-    result = evaluated(checkpoint(attention="cosformer"), lengths="16,32,64", out=out)
-    assert result == json.loads(out.read_text())
-    assert [row["block_size"] for row in result["lengths"]] == [16, 32, 64]
-    assert "past block_size=32" in result["lengths"][2]["limit"]
-    assert [first for first, _ in result["lengths"][1]["by_position"]] == list(range(0, 32, 2))
 
 
 def test_finite_weights_whose_loss_is_not_are_one_line_and_no_json(checkpoint, tmp_path, capsys, helpers):

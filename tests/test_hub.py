@@ -1,6 +1,5 @@
 """data/hub/prepare.py on copies of a data set, and a BPE trained on its text. The hub itself is not asked."""
 
-import json
 import math
 import sys
 
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data import documents_of
 
-import evaluate
 import sample
 from data.hub import prepare
 from data.shards import open_dataset
@@ -114,14 +112,13 @@ def test_a_trained_bpe_gives_every_text_back(text):
     assert BPE.decode_bytes(ids.tolist()) == text.encode() and (ids < BPE.vocab_size).all() and BPE.vocab_size <= 400
 
 
-def test_a_model_trains_on_a_bpe_of_its_own_and_its_bits_are_counted_by_byte(copies, tmp_path, helpers, capsys):
+def test_a_model_trains_on_a_bpe_of_its_own_and_its_bits_are_per_byte(copies, tmp_path, helpers, capsys, evaluated):
     data = run(tmp_path / "data", copies["parquet"], "--val_fraction=0.2", tokenizer="bpe:300")
     out = helpers.train(data.folder, tmp_path / "out", max_iters=30)
     capsys.readouterr()
     sample.main(helpers.words(checkpoint=out, start="Story 1", num_samples=1, max_new_tokens=20, device="cpu"))
     assert capsys.readouterr().out.startswith("Story 1")
-    evaluate.main(helpers.words(checkpoint=out, out=tmp_path / "numbers.json", device="cpu"))
-    numbers, counts = json.loads((tmp_path / "numbers.json").read_text()), data.counts("val")
+    numbers, counts = evaluated(out), data.counts("val")
     assert counts["tokens"] < counts["bytes"] / 2
     bits = numbers["loss"] / math.log(2) * (counts["tokens"] - 1) / counts["bytes"]
     assert numbers["bits_per_byte"] == pytest.approx(bits, rel=0.01)

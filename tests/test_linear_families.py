@@ -6,18 +6,16 @@ published.FlaMixer is written from fla's code, so that the other tests need no f
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import published
 import pytest
-import safetensors.torch
 import test_fla
+import test_huggingface
 import torch
 import torch.nn.functional as F
 from conftest import Helpers, Malicious
-from small_models import logits_of_pieces
-from test_huggingface import IDX, OURS, WITHIN, change, change_tensor, compare_changes, imported, save, save_ours
+from test_huggingface import IDX, OURS, WITHIN, change, change_tensor, imported, largest_difference, save, save_ours
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import export
@@ -44,17 +42,6 @@ OF_FLA = {
     "KDA": KDA,
     "KDA, grouped": KDA | dict(num_v_heads=4, expand_v=1.5, allow_neg_eigval=True),
 }
-LONG = torch.arange(2 * 64).view(2, 64) * 37 % 299
-
-
-@torch.no_grad()
-def largest_difference(ours, theirs):
-    """From the logits of theirs: of ours in one call, of each shorter text, and with the cache."""
-    expected = theirs(LONG).float()
-    assert expected.std() > 0.1
-    each = torch.cat([ours(LONG[:, :stop])[:, -1:] for stop in range(1, 65)], 1)
-    pairs = (ours(LONG), each, logits_of_pieces(ours, LONG, [30, *[1] * 34]))
-    return max((y - expected).abs().max().item() for y in pairs)
 
 
 @pytest.mark.parametrize("name", OF_FLA)
@@ -62,10 +49,7 @@ def test_a_model_of_fla_has_the_logits_of_its_definition_and_comes_back_bit_for_
     theirs = published.save_fla(OF_FLA[name], tmp_path / "theirs")
     ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     assert largest_difference(ours, lambda idx: theirs(idx).logits) < WITHIN[OF_FLA[name]["model_type"]]
-    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back"))
-    first, second = (safetensors.torch.load_file(tmp_path / x / "model.safetensors") for x in ("theirs", "back"))
-    assert helpers.equal(first, second)
-    assert imported(helpers, tmp_path / "back", tmp_path / "again").config == ours.config
+    test_huggingface.assert_comes_back(ours, helpers, tmp_path)
 
 
 @torch.no_grad()
@@ -97,7 +81,7 @@ def test_a_mamba2_as_its_authors_publish_it_is_read_from_its_pickle(helpers, tmp
     ours = imported(helpers, tmp_path, tmp_path / "ours")
     assert ours.config.vocab_size == 299 and ours.wte.weight.shape == (304, 32)
     assert largest_difference(ours, lambda idx: theirs(idx).logits[..., :299]) < WITHIN["mamba2"]
-    assert torch.equal(checkpoints.load_model(tmp_path)[0](LONG), ours(LONG))  # the folder itself
+    assert torch.equal(checkpoints.load_model(tmp_path)[0](IDX), ours(IDX))  # the folder itself
 
 
 def pickle_of(content):
@@ -140,11 +124,8 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "damage", "words"), [(name, *case) for name, case in REFUSED.items()], ids=REFUSED)
 def test_a_damaged_or_foreign_folder_is_one_line(name, damage, words, folders, helpers, tmp_path):
-    folder = shutil.copytree(folders[name.split()[0]], tmp_path / "theirs")
-    damage(folder)
-    message = helpers.error_of(export.main, helpers.words(from_hf=folder, out_dir=tmp_path / "ours"))
-    assert words in message and str(folder) in message and not Path("made by a pickle").exists()
-    assert not (tmp_path / "ours" / "config.json").exists()
+    test_huggingface.assert_refused(folders[name.split()[0]], damage, words, helpers, tmp_path)
+    assert not Path("made by a pickle").exists()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -180,17 +161,17 @@ def against_fla(name, folder):
     fla's model is the same after it was ours."""
     theirs = published.save(AutoModelForCausalLM.from_config(config_of_fla((OF_FLA | MORE)[name])), folder)
     ours = imported(Helpers, folder, folder / "ours")
-    made = ours.generate(LONG[:1, :20], 12, temperature=0)  # fla's own cache gives other ids than its whole forwards
+    made = ours.generate(IDX[:1, :20], 12, temperature=0)  # fla's own cache gives other ids than its whole forwards
     is_same = torch.equal(made[:, 20:], theirs(made[:, :-1]).logits[:, 19:].argmax(-1))
     if name in OF_FLA:
         export.main(Helpers.words(checkpoint=folder / "ours", to_hf=folder / "back"))
         back = AutoModelForCausalLM.from_pretrained(folder / "back").eval()
-        is_same = is_same and torch.equal(back(LONG).logits, theirs(LONG).logits)
+        is_same = is_same and torch.equal(back(IDX).logits, theirs(IDX).logits)
     return largest_difference(ours, lambda idx: theirs(idx).logits), is_same
 
 
 def change_fields(name):
-    compare_changes(config_of_fla((OF_FLA | MORE)[name]).to_dict())
+    test_huggingface.compare_changes(config_of_fla((OF_FLA | MORE)[name]).to_dict())
 
 
 @pytest.mark.slow

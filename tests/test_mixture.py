@@ -17,8 +17,6 @@ import meters
 import sample
 from data.shards import Mixture, open_dataset
 from data.states import prepare as states
-from data.tokenizer import get_tokenizer
-from data.writing import write_stream
 from runs.files import find_data, parts_of_mixture
 
 KEYS = dict(meters=False, lr_decay_iters=8)
@@ -60,10 +58,7 @@ def test_a_mixture_is_folders_with_whole_weights():
 @pytest.fixture
 def two(text, tmp_path):
     """Two folders of text, the second of other lines and other length."""
-    about = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="text")
-    splits = {"train": ["0123456789 " * 50], "val": ["9876543210 " * 9]}
-    write_stream(tmp_path / "digits", splits, tokenizer=get_tokenizer("byte"), **about)
-    return str(text), str(tmp_path / "digits")
+    return str(text), str(Helpers.write_text(tmp_path / "digits", ["0123456789 " * 50], ["9876543210 " * 9]))
 
 
 def test_what_cannot_be_mixed_is_one_line_that_names_both(two, mqar, tmp_path):
@@ -75,23 +70,21 @@ def test_what_cannot_be_mixed_is_one_line_that_names_both(two, mqar, tmp_path):
     assert "tokenizer='byte' and tokenizer='bytes'" in error_of(open_dataset, f"{two[0]}:1,{two[1]}:1,{other}:1")
 
 
-def test_a_run_is_scored_by_part_resumes_to_the_bit_and_keeps_its_weights(run, two, helpers, capsys):
-    whole = run("whole", dataset="{}:3,{}:1".format(*two), meters=True)
+def test_a_run_is_scored_by_part_resumes_to_the_bit_and_keeps_its_weights(run, two, helpers, capsys, evaluated):
+    mixture = "{}:3,{}:1".format(*two)
+    whole = run("whole", dataset=mixture, meters=True)
     for more in (dict(max_iters=4), dict(init_from="resume")):
-        half = run("half", dataset="{}:3,{}:1".format(*two), **more)
+        half = run("half", dataset=mixture, **more)
     assert helpers.losses(half) == helpers.losses(whole)
-    again = dict(init_from="resume", max_iters=9)
-    assert "not the data" in error_of(run, "half", dataset="{}:1,{}:1".format(*two), **again)
-    (end,), read = helpers.metrics(whole, "end"), []
-    for more in (*(dict(dataset=folder) for folder in two), {}):  # a checkpoint names its mixture
-        capsys.readouterr()
-        evaluate.main(words(checkpoint=whole, json="true", batch_size=2, **more))
-        read.append(json.loads(capsys.readouterr().out))
-    for folder, alone in zip(two, read, strict=False):
+    assert "not the data" in error_of(run, "half", dataset="{}:1,{}:1".format(*two), init_from="resume", max_iters=9)
+    capsys.readouterr()
+    (end,), again = helpers.metrics(whole, "end"), evaluated(whole, batch_size=2)  # a checkpoint names its mixture
+    parts = {folder: evaluated(whole, batch_size=2, dataset=folder) for folder in two}
+    for folder, alone in parts.items():
         for name in ("loss", "bits_per_byte", "labels"):
-            assert end["parts"][folder][name] == pytest.approx(alone[name]) == read[2]["parts"][folder][name]
-    assert end["val_loss"] == pytest.approx(0.75 * read[0]["loss"] + 0.25 * read[1]["loss"])
-    assert end["val_loss"] == pytest.approx(read[2]["loss"])
+            assert end["parts"][folder][name] == pytest.approx(alone[name]) == again["parts"][folder][name]
+    mean = sum(weight * parts[folder]["loss"] for folder, weight in zip(two, (0.75, 0.25), strict=True))
+    assert end["val_loss"] == pytest.approx(mean) == again["loss"]
     sample.main(words(checkpoint=whole, max_new_tokens=2, num_samples=1))
     meters.main(words(checkpoint=whole, rows=2, score_batches=1, device="cpu"))
     assert json.loads((whole / "meters.json").read_text())["checkpoints"][0]["folder"] == two[0]

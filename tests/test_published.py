@@ -4,12 +4,12 @@ import importlib
 import json
 import re
 import shlex
-import shutil
 
 import published
 import pytest
 import torch
 from conftest import LINES, ROOT
+from test_huggingface import IDX, SIZES
 from transformers import AutoModelForCausalLM
 
 import evaluate
@@ -18,16 +18,10 @@ import meters
 import plot
 import replicate
 import sample
-from configurator import UserError
 from data.text import prepare as text_prepare
 from data.tokenizer import train_bpe
 from runs.checkpoint import load_model
 
-SIZES = dict(
-    hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    head_dim=16, max_position_embeddings=64, vocab_size=400,
-)  # fmt: skip
-IDX = torch.arange(40)[None] * 37 % 300
 HERE = ["--device=cpu", "--threads=1"]
 
 
@@ -78,16 +72,6 @@ def test_every_script_takes_the_folder_of_a_hub(work, helpers, capsys):
     assert made is None and torch.equal(load_model("ours")[0].wte.weight, load_model("hub")[0].wte.weight)
 
 
-def test_weights_in_several_files_and_a_pickle_beside_a_config(work, helpers):
-    model = published.save_gated_qwen3("baseline", work / "hub", **SIZES)
-    model.save_pretrained(work / "parts", max_shard_size="20KB")
-    shutil.copy("hub/config.json", "parts/config.json")
-    assert not (work / "parts" / "model.safetensors").exists()
-    assert torch.equal(load_model("parts")[0].wte.weight, load_model("hub")[0].wte.weight)
-    (work / "hub" / "model.safetensors").rename(work / "hub" / "pytorch_model.bin")
-    assert "a pickle is not read" in helpers.error_of(load_model, "hub")
-
-
 def test_a_gate_on_a_published_model_is_the_recipe_of_its_config(work, helpers):
     make_hub(work / "Qwen3-0.6B")
     run((ROOT / "config" / "late_gate_qwen.py").read_text())
@@ -112,5 +96,4 @@ def test_the_replication_measures_three_folders(work, helpers, capsys):
     for row in table[1:]:
         assert 0 < float(row[1]) < 1 and float(row[5]) > 1
     assert table[1][3] == "-" and 0.3 < float(table[2][3]) < 0.7
-    with pytest.raises(UserError, match="name three folders"):
-        replicate.main(["1B_baseline", "--dataset=data/qiu"])
+    assert "name three folders" in helpers.error_of(replicate.main, ["1B_baseline", "--dataset=data/qiu"])

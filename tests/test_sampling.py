@@ -6,17 +6,15 @@ import warnings
 import pytest
 import torch
 from small_models import off_its_start
+from test_model import T, make_config
 
 from configurator import UserError
-from model import MIXERS, GPTConfig
+from model import MIXERS
 from ops.sampling import draw
-
-T = 40
 
 
 def make_model(**keys):
-    keys = dict(n_layer=2, n_embd=32, n_head=4, block_size=T, vocab_size=50, state_size=8) | keys
-    return off_its_start(GPTConfig(**keys))
+    return off_its_start(make_config(**keys))
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -1,4 +1,4 @@
-"""Softmax layers with a forget gate or softpick's weights, in float64: python -m pytest tests/test_softmax.py"""
+"""Softmax layers against their definitions, in float64; what torch's kernel gets of them."""
 
 from types import SimpleNamespace
 
@@ -20,32 +20,42 @@ def definition(mixer, x):
     """(weights, output): a query sees the last T keys, and what it forgets is a product of f."""
     L = x.shape[1]
     q, k, v = (y.view(2, L, -1, D) for y in (x @ mixer.qkv.weight.T).split([C, C // 2, C // 2], dim=-1))
+    if mixer.config.position == "rope":
+        q, k = (layers.rotate(y, 0, mixer.angles) for y in (q, k))
     k, v = (y.repeat_interleave(2, dim=2) for y in (k, v))
     x_ij, i, j = torch.einsum("bihd,bjhd->bhij", q, k) / D**0.5, torch.arange(L)[:, None], torch.arange(L)
+    cap = mixer.config.attention_softcap
+    x_ij = x_ij if cap is None else cap * torch.tanh(x_ij / cap)
     x_ij = x_ij if mixer.bias is None else x_ij + mixer.bias(i, j)
     x_ij = x_ij.masked_fill((i < j) | (i - j >= T), -torch.inf)
-    if mixer.forget is None:
+    if mixer.config.attention_weights == "softpick":
         sees, eps = x_ij.isfinite(), 1e-8 * x_ij.amax(-1, keepdim=True).clamp(min=0).exp()  # eps as published
         weights = x_ij.expm1().relu() / ((x_ij.expm1().abs() * sees).sum(-1, keepdim=True) + eps)
     else:
-        f = (x @ mixer.forget.weight.T + mixer.forget.bias).sigmoid().cumprod(1).mT  # (B, H, L)
-        weights = x_ij.exp() * f[..., None] / f[..., None, :]
+        weights = x_ij.exp()
+        if mixer.forget is not None:
+            f = (x @ mixer.forget.weight.T + mixer.forget.bias).sigmoid().cumprod(1).mT  # (B, H, L)
+            weights = weights * f[..., None] / f[..., None, :]
         weights = weights / weights.sum(-1, keepdim=True)
     return weights, torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
 
 
+KEYS = [dict(position="rope"), dict(attention_softcap=2.0, position="rope")]
+KEYS += [dict(attention_weights="softpick"), dict(forget_gate=True)]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("cls", [Softmax, edits.WindowedALiBi])
-@pytest.mark.parametrize("keys", [dict(attention_weights="softpick"), dict(forget_gate=True)], ids=str)
-def test_softpick_and_a_forget_gate_are_their_definitions_also_where_the_ring_turns(cls, keys, monkeypatch):
+@pytest.mark.parametrize("keys", KEYS, ids=str)
+def test_softmax_layers_are_their_definitions_also_where_the_ring_turns(cls, keys, monkeypatch):
     monkeypatch.setitem(MIXERS, "mine", cls)
-    config = make_config(attention="mine", position="none", n_kv_head=2, **keys)
+    config = make_config(attention="mine", n_kv_head=2, **dict(position="none") | keys)
     mixer = off_its_start(config, noise=0.2).blocks[0].mixer
-    x = random_x(2 * T + 5)
+    x = random_x(3 * T)
     weights, expected = definition(mixer, x)
     torch.testing.assert_close(mixer(x[:, :T]), expected[:, :T], **CLOSE)
     torch.testing.assert_close(weights_of(mixer, x[:, :T]), weights[..., :T, :T], **CLOSE)
-    for pieces in ((9, 20), (T + 3, 6), (T - 12,)):
+    for pieces in ((9, 20), (T + 3, 6), (T - 12,), (T - 3, 8), (2 * T + 3,), (T + 1, T)):
         torch.testing.assert_close(in_pieces(mixer, x, *pieces), expected, **CLOSE)
 
 

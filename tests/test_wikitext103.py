@@ -5,7 +5,6 @@ import pytest
 import tiktoken
 from conftest import Helpers
 from pyarrow import parquet, table
-from test_data import documents_of
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from data import tokenizer
@@ -53,16 +52,10 @@ def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(m
     assert published == WORDS + LINES
 
 
-def test_an_article_begins_at_a_title_between_empty_lines_and_nothing_is_put_between_two(made, tmp_path):
-    found = documents_of(run(tmp_path / "out", made, "--shard_tokens=50").folder)["test"]
-    # the empty line before a title ends the article before it; the one before the first title has no other place
-    assert found[0] == f"{TITLES[0]}{BODIES[0]} \n".encode()
-    assert found[1].startswith(b" = The Beta = Gamma = \n") and found[2].startswith(" = Δέλτα = \n".encode())
-    assert b"".join(found) == MADE.encode()
-
-
-def test_text_before_the_first_title_is_a_document_of_its_own():
+def test_an_article_begins_at_a_title_between_empty_lines_and_text_before_the_first_is_one_of_its_own():
     for documents in (
+        # the empty line before a title ends the article before it; the one before the first title has no other place
+        [f"{TITLES[0]}{BODIES[0]} \n", f"{TITLES[1][2:]}{BODIES[1]} \n", f"{TITLES[2][2:]}{BODIES[2]}"],
         ["the rest of one\n \n", " = A = \n \n a\n"],
         [" = A = \n \n a\n \n", " = B = \n \n b"],
         [" = A = \n \n = A note = \n a\n"],
