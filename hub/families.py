@@ -27,6 +27,7 @@ from configurator import UserError, show
 from hub import families_linear
 from keys import WITH_ROPE_LENGTH
 from model import GPTConfig
+from ops.fast import at_least_float32
 from runs.rules import Rule, wrong_field
 
 GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight
@@ -290,7 +291,7 @@ def translation(name: str, family: str, block_size: int) -> tuple[Callable, Call
     if name.endswith("mixer.conv.weight"):  # (channels, 1, width), ours (width, channels)
         return lambda w: w.squeeze(1).T, lambda w: w.T[:, None]
     if family in GATED and "norm" in name and "mixer.norm" not in name:  # in bfloat16 the sum would lose digits
-        return lambda w: w.float() + 1, lambda w: w.float() - 1
+        return lambda w: at_least_float32(w) + 1, lambda w: at_least_float32(w) - 1
     return lambda w: w, lambda w: w
 
 

@@ -226,9 +226,41 @@ def test_monarch_is_its_definition_in_dense_matrices():
     torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
 
 
-def test_the_soft_cap_of_logits_is_its_definition():
-    (capped, plain), idx = (off_its_start(make_config(logit_softcap=cap)) for cap in (3.0, None)), random_ids(2, T)
-    torch.testing.assert_close(capped(idx), 3 * torch.tanh(plain(idx) / 3), **CLOSE)
+OTHER = dict(mlp="swiglu", mlp_width=40, tie_embeddings=False, norm_eps=0.1, rope_fraction=0.5, attention_softcap=2.0)
+
+
+@pytest.mark.parametrize("keys", [{}, OTHER], ids=["published", "other keys"])
+def test_the_softmax_gpt_is_its_definition(keys):
+    model = off_its_start(make_config(gate="headwise", n_kv_head=2, qk_norm=True, logit_softcap=3.0, **keys))
+    eps, n = keys.get("norm_eps", 1e-5), round(D * keys.get("rope_fraction", 1))  # n: channels that turn
+    idx = random_ids(2, T)
+    x = model.wte.weight[idx]
+    for block in model.blocks:
+        h, mixer = rms_norm(x, block.norm_1.weight, eps), block.mixer
+        q, k, v = (h @ mixer.qkv.weight.T).split([C, C // 2, C // 2], dim=-1)
+        q, k, v = (y.view(2, T, -1, D) for y in (q, k, v))
+        q, k = rms_norm(q, mixer.q_norm.weight, eps), rms_norm(k, mixer.k_norm.weight, eps)
+        # RoPE as complex numbers: the pair (d, d + n/2) turns by t * 10000^(-2d/n)
+        angle = torch.arange(T).double()[:, None] * 1e4 ** (-torch.arange(0, n, 2) / n).double()
+        turn = torch.polar(torch.ones_like(angle), angle)
+        turned = (torch.complex(*y[..., :n].chunk(2, -1)) * turn[:, None] for y in (q, k))
+        q, k = (torch.cat([z.real, z.imag, y[..., n:]], -1) for z, y in zip(turned, (q, k), strict=True))
+        k, v = (y.repeat_interleave(2, dim=2) for y in (k, v))
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
+        scores = 2 * torch.tanh(scores / 2) if keys else scores
+        scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
+        y = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+        y = y * (h @ mixer.gates["readout"].proj.weight.T).sigmoid()[..., None]
+        x = x + y.flatten(2) @ mixer.out_proj.weight.T
+        h, mlp = rms_norm(x, block.norm_2.weight, eps), block.mlp
+        hidden = h @ mlp.up.weight.T
+        hidden = F.silu(h @ mlp.glu.weight.T) * hidden if keys else F.gelu(hidden)
+        x = x + hidden @ mlp.down.weight.T
+    output = (model.head if keys else model.wte).weight
+    logits = 3 * torch.tanh(rms_norm(x, model.norm.weight, eps) @ output.T / 3)
+    torch.testing.assert_close(model(idx), logits, rtol=1e-10, atol=1e-10)
+    loss = F.cross_entropy(logits.flatten(0, 1), idx.flatten())
+    torch.testing.assert_close(model(idx, idx), loss, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("mlp", ["gelu_tanh", "swiglu"])
