@@ -487,6 +487,12 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
     assert tokenizer.encode_array("the").dtype == np.uint16
 
 
+def test_norms_that_hold_one_plus_weight_keep_the_digits_of_float64():
+    to_ours, to_theirs = families.translation("norm.weight", "qwen3_next", 64)
+    weight = 1e-9 * torch.rand(8, dtype=torch.float64)
+    torch.testing.assert_close(to_theirs(to_ours(weight)), weight, rtol=0, atol=1e-15)
+
+
 def test_data_of_an_imported_tokenizer_have_transformers_loss(tokenizer_file, helpers, tmp_path, capsys, evaluated):
     model = published.save_gated_qwen3("elementwise", tmp_path / "theirs", **SIZES | dict(vocab_size=70_016))
     shutil.copy(tokenizer_file, tmp_path / "theirs")
