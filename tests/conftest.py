@@ -128,14 +128,6 @@ class Helpers:
         assert text.isprintable() and len(text) < 400
         return text
 
-    @staticmethod
-    def assert_plain_ticks(figure):
-        """No tick is a formula, which study/drawing.py does not parse, so that its source would be printed."""
-        figure.canvas.draw()
-        for axes in figure.axes:
-            labels = [*axes.get_xticklabels(which="both"), *axes.get_yticklabels(which="both")]
-            assert not [label for label in labels if "mathdefault" in label.get_text()]
-
 
 def pytest_report_teststatus(report):
     """make check MIXER=name prints no dots, so that its first line is the next function's."""
@@ -236,6 +228,9 @@ def drawn(monkeypatch):
     for module in (plot, drawing, forests):
         monkeypatch.setattr(module, "write", lambda figure, path: figures.update({path.name: figure}) or path)
     yield figures
-    for figure in figures.values():
-        Helpers.assert_plain_ticks(figure)
+    for figure in figures.values():  # no tick is a formula, which study/drawing.py does not parse: it would be printed
+        figure.canvas.draw()
+        for axes in figure.axes:
+            labels = [*axes.get_xticklabels(which="both"), *axes.get_yticklabels(which="both")]
+            assert not [label for label in labels if "mathdefault" in label.get_text()]
         plt.close(figure)

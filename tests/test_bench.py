@@ -7,11 +7,11 @@ import re
 import signal
 import subprocess
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 
 import bench
 import train
@@ -22,12 +22,9 @@ from speed import baselines, costs, forms, gaterun, gpu, report
 from speed.config import BenchConfig
 
 NANOGPT = '''
+from types import SimpleNamespace as GPTConfig
+
 import torch
-
-
-class GPTConfig:
-    def __init__(self, **keys):
-        self.keys = keys
 
 
 class GPT(torch.nn.Module):
@@ -36,7 +33,7 @@ class GPT(torch.nn.Module):
     def __init__(self, config):
         super().__init__()
         print("number of parameters: 0.00M")
-        self.keys, self.wte = config.keys, torch.nn.Embedding(config.keys["vocab_size"], 8)
+        self.wte = torch.nn.Embedding(config.vocab_size, 8)
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
         return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas, weight_decay=weight_decay)
@@ -112,9 +109,6 @@ def test_sides_are_warmed_once_and_then_take_turns_in_both_orders(cpu):
     assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
 
 
-# -- The sides ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["gla", baselines.NANOGPT])
 def test_a_side_is_trained_on_its_batch_by_steps_of_a_run(name, beside_nanogpt):
     batch, other = (baselines.random_batch(beside_nanogpt, 11, B, 8) for B in (2, 4))
@@ -128,8 +122,7 @@ def test_a_side_is_trained_on_its_batch_by_steps_of_a_run(name, beside_nanogpt):
 
 # -- The parts, with every mixer and one that a user adds, and results/bench -------------------------------------------
 
-PAGE = Path(bench.__file__).parent / "results" / "bench" / "README.md"
-ROOT = PAGE.parents[2]
+PAGE = ROOT / "results" / "bench" / "README.md"
 GATERUN = PAGE.parents[1] / "gaterun"
 EXPECTED = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", (ROOT / "docs" / "gpu.md").read_text(), re.M))
 CLAIMS = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", PAGE.read_text(), re.M))

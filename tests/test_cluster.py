@@ -14,7 +14,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 from conftest import ROOT, wait_until
 from test_resume import FORKS, wait_for_step
 
@@ -107,9 +106,7 @@ def test_ranks_that_differ_are_refused(keys, mqar, helpers, tmp_path):
         "threads": ("train", None, ours, ours | dict(threads=2)),  # machines may have other numbers of cores
     }
     before = (a / "ckpt.pt").read_bytes()
-    words = {
-        name: (script, [helpers.words(**keys) for keys in of_ranks]) for name, (script, _, *of_ranks) in cases.items()
-    }
+    words = {name: (kind, [helpers.words(**keys) for keys in ranks]) for name, (kind, _, *ranks) in cases.items()}
     ended = Ranks(2, one_after_the_other, words, tmp_path / "said.txt")
     assert ended.end() == [0, 0]
     said = ended.said.read_text()
@@ -134,30 +131,6 @@ def test_a_signal_to_one_rank_saves_and_ends_all_at_the_next_line_of_the_log(key
 
 
 # -- A run that was cut off goes on, with any number of processes ------------------------------------------------------
-
-
-def die_while_saving(words):
-    """The process that writes ckpt.pt of step 100 is killed when half of it is written."""
-    save = torch.save
-
-    def half(checkpoint, file):
-        save(checkpoint, file)
-        if checkpoint["iter_num"] == 100 and ".ckpt.pt" in str(file.name):
-            file.truncate(file.tell() // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    torch.save = half
-    train.main(words)
-
-
-def test_a_job_killed_in_a_save_goes_on_with_another_number_of_processes(keys, helpers, tmp_path, capsys):
-    whole, case = helpers.train(**keys("whole")), keys("out", init_from="auto")
-    out, both = case["out_dir"], Ranks(2, die_while_saving, helpers.words(**case), tmp_path / "said.txt")
-    assert both.end() == [-signal.SIGKILL, 1]
-    assert len(list(out.glob(".ckpt.pt.*.tmp"))) == 1 and checkpoints.load(out)["iter_num"] == 50
-    helpers.train(**case)
-    assert f"resuming {out} at step 50" in capsys.readouterr().out and not list(out.glob(".*.tmp"))
-    check_same_curve(out, whole, helpers)
 
 
 def test_torchrun_restarts_after_a_dead_rank_saves_at_sigterm_and_has_the_curve_of_one_process(keys, helpers):
@@ -201,10 +174,8 @@ def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(ke
     assert checkpoints.load(out)["iter_num"] == 5
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# config/slurm, with stand-ins for SLURM's commands: srun starts the command once a machine, scancel signals it. JOB is
-# how they know the job: in an array its task, and not SLURM_JOB_ID, which may be the number of the whole array
-
+# stand-ins for SLURM's commands: srun starts the command once a machine, scancel signals it. JOB is how they know the
+# job: in an array its task, and not SLURM_JOB_ID, which may be the number of the whole array
 SLURM = {
     "srun": """
         [ "$1" = "--cpus-per-task=$SLURM_CPUS_PER_TASK" ] || exit 2
@@ -249,9 +220,8 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
         saved.touch()
         environment["SLURM_RESTART_COUNT"] = "1"
     environment |= dict(JOB=number, STATE=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
-    job = subprocess.Popen(
-        ["bash", ROOT / "config" / "slurm" / name, *words.split()], cwd=tmp_path, env=os.environ | environment
-    )
+    command = ["bash", ROOT / "config" / "slurm" / name, *words.split()]
+    job = subprocess.Popen(command, cwd=tmp_path, env=os.environ | environment)
     both = [tmp_path / "words", tmp_path / "step"]  # a line of each machine
     wait_until(lambda: all(file.is_file() and len(file.read_text().splitlines()) == 2 for file in both))
     if end == "its time":
@@ -265,9 +235,6 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
     (line,) = started  # of both machines
     goes_on = " --init_from=auto" * (saved.is_file() and "train.py" in text)
     assert line.endswith(("train.py --init_from=auto " if "train.py" in text else "experiment.py ") + words + goes_on)
-
-
-# -- TensorBoard -------------------------------------------------------------------------------------------------------
 
 
 def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, helpers):

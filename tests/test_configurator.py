@@ -6,16 +6,15 @@ import os
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
-from conftest import Helpers
+from conftest import ROOT, Helpers
 
 import configurator
 from configurator import UserError, build, key, load, read_config_file
 from runs.rules import Rule, wrong_field
 
-ROOT, error_of = Path(configurator.__file__).parent, Helpers.error_of
+error_of = Helpers.error_of
 
 
 @dataclasses.dataclass
@@ -172,10 +171,7 @@ def test_words_without_dashes_fill_a_list_and_one_of_another_spelling_says_how_t
         ("--batch_size", "'--batch_size': write --key=value"),
         ("batch_size=4", "'batch_size=4': a config file ends in .py"),
         ("a\0b/x.py", "a\\x00b/x.py: cannot be read (embedded null"),
-        (
-            "config/train_shakespeare_char.py",
-            "config/train_shakespeare_char.py: no such file (did you mean 'config/shakesp",
-        ),
+        ("config/train_shakespeare_char.py", "config/train_shakespeare_char.py: no such file (did you mean 'config/sh"),
         ("--config_override=[1]", 'config_override: must be a JSON object, as in {"n_layer": 6}'),
         ('--config_override={"x": NaN}', "config_override: cannot be read as JSON (NaN is no JSON)"),
         ("--config_override=" + "[" * 100_000, "config_override: cannot be read as JSON ("),
@@ -295,7 +291,6 @@ SLIPS = {  # wrong words: which scripts, and what they say
 def test_a_slip_is_told_before_torch_is_imported_and_all_scripts_share_the_settings_of_the_machine(script, write):
     write("torch.py", TORCH)
     write("a.pt", "")
-    os.makedirs("data")
     write("data/meta.json", "")
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | {"PYTHONPATH": os.getcwd()}
 

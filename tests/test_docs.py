@@ -17,7 +17,7 @@ from pathlib import Path
 
 import published
 import pytest
-from conftest import LINES, TINY, Helpers
+from conftest import LINES, ROOT, TINY, Helpers
 from torch.distributed.run import get_args_parser
 
 import configurator
@@ -28,7 +28,6 @@ from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from model import GPTConfig
 
-ROOT = Path(configurator.__file__).parent
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "config/README.md", "tests/README.md")),
     *sorted((ROOT / "results").rglob("*.md")),
@@ -52,12 +51,9 @@ def commands_of(text):
 COMMANDS = sorted({command for text in TEXT.values() for command in commands_of(text)})
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A working copy: the configs, a small text under every name of a data set, rows of experiments
-
-
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory, mqar):
+    """A working copy: the configs, a small text under every name of a data set, rows of experiments."""
     with contextlib.chdir(tmp_path_factory.mktemp("copy")):
         Path("config").symlink_to(ROOT / "config")
         shutil.copytree(ROOT / "results", "results", ignore=shutil.ignore_patterns("bench"))
@@ -73,9 +69,7 @@ def copy(tmp_path_factory, mqar):
         yield
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Each kind of command
-
+# -- Each kind of command ----------------------------------------------------------------------------------------------
 
 # what makes a command of train.py small
 FEWER = dict(n_layer=4, block_size=64, max_iters=2, eval_interval=2, gradient_accumulation_steps=2, meters="false")
@@ -219,8 +213,7 @@ def test_a_command_that_no_test_runs_fails(copy):
             run(command)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the documents name is there
+# -- What the documents name is there ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TEXT)

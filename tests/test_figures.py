@@ -70,9 +70,7 @@ def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, dr
     shown = {"weights": [[1.0, 0.0], [0.5, 0.5]], "queries": {}, "layer": 0, "head": 1}
     layers = [{"sink": {"share": [0.7, 0.75]}}]
     both = [("softmax", "none", []), ("gla", "headwise", [0.0, 1.0])]
-    checkpoints = [
-        {"attention": name, "gate": gate, "maps": [shown | {"gate": g}], "layers": layers} for name, gate, g in both
-    ]
+    checkpoints = [{"attention": a, "gate": b, "maps": [shown | {"gate": c}], "layers": layers} for a, b, c in both]
     (tmp_path / "meters.json").write_text(json.dumps({"checkpoints": checkpoints}))
     plot.main([str(tmp_path / "meters.json")])
     assert drawn["maps.png"].axes[1].get_title() == "gla, gate headwise\nlayer 0, head 1"

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import importlib
 import io
 import json
 import math
@@ -25,11 +26,6 @@ from hypothesis import strategies as st
 
 import bench
 import configurator
-import data.backcopy.prepare as backcopy_prepare
-import data.mqar.prepare as mqar_prepare
-import data.pystdlib.prepare as pystdlib_prepare
-import data.text.prepare as text_prepare
-import data.wikitext103.prepare as wikitext103_prepare
 import evaluate
 import experiment
 import export
@@ -38,11 +34,14 @@ import plot
 import sample
 import train
 from configurator import UserError
+from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
+from data.text import prepare as text_prepare
 from evaluate import score, summarize
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 IN_CI = 60
 CASES = int(os.environ.get("NANOGATE_CASES", IN_CI))
 ARGS = dict(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=256)
@@ -75,8 +74,7 @@ def one_line(function, *args, **keys):
     """What it returns, or None and a UserError of one line. Whatever else it raises fails the test."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 return function(*args, **keys)
     except UserError as error:
         assert str(error).isprintable() and 0 < len(str(error)) < 1000
@@ -109,10 +107,11 @@ def changed_at(value, path, new):
 
 # -- Command lines and config files ------------------------------------------------------------------------------------
 
+PREPARES = sorted(ROOT.glob("data/*/prepare.py"))
 CONFIGS = [
     train.TrainConfig, sample.SampleConfig, evaluate.EvaluateConfig, meters.MetersConfig, plot.PlotConfig,
-    export.ExportConfig, bench.BenchConfig, experiment.ExperimentConfig, mqar_prepare.Config, text_prepare.Config,
-    backcopy_prepare.Config, pystdlib_prepare.Config, wikitext103_prepare.Config,
+    export.ExportConfig, bench.BenchConfig, experiment.ExperimentConfig,
+    *(importlib.import_module(f"data.{file.parent.name}.prepare").Config for file in PREPARES),
 ]  # fmt: skip
 
 
@@ -250,7 +249,6 @@ def trained(text, tmp_path_factory, helpers):
     return out, checkpoints.load(out)
 
 
-@pytest.mark.filterwarnings("ignore")
 @fuzz(*DAMAGE, times=3)
 def test_any_damage_to_a_checkpoint_is_found_or_changes_nothing(trained, tmp_path, helpers, kind, at, junk):
     out, right = trained
@@ -259,7 +257,6 @@ def test_any_damage_to_a_checkpoint_is_found_or_changes_nothing(trained, tmp_pat
     assert loaded is None or helpers.equal(loaded, right)
 
 
-@pytest.mark.filterwarnings("ignore")
 @fuzz(PLACES, STRANGE | TENSORS | st.integers(-3, 2**70), st.integers(0, 20), times=2)
 def test_a_checkpoint_of_anything_is_evaluated_and_sampled_or_one_line(trained, tmp_path, at, value, replaces_all):
     if isinstance(value, str):  # torch's own writer takes no other
@@ -315,7 +312,6 @@ def put(file, content):
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-@pytest.mark.filterwarnings("ignore")
 @fuzz(st.sampled_from(list(DRAWABLE)), PLACES, STRANGE, st.integers(0, 20), times=0.5)
 def test_any_json_is_drawn_or_one_line(drawable, name, at, value, replaces_all):
     whole = DRAWABLE[name]

@@ -256,9 +256,8 @@ def test_moments_go_to_the_parameters_of_their_names(keys, helpers, monkeypatch)
     whole = helpers.train(**keys("whole"))
     out = helpers.train(**keys("out", max_iters=5, lr_decay_iters=14))
     groups = model.GPT.parameter_groups  # in an edited model.py the parameters have another order
-    monkeypatch.setattr(
-        model.GPT, "parameter_groups", lambda *args: [g | {"params": g["params"][::-1]} for g in groups(*args)]
-    )
+    other = lambda *args: [group | {"params": group["params"][::-1]} for group in groups(*args)]  # noqa: E731
+    monkeypatch.setattr(model.GPT, "parameter_groups", other)
     helpers.train(**keys("out", init_from="resume"))
     ours, theirs = (checkpoints.load(folder)["model"] for folder in (out, whole))
     assert helpers.equal(ours, theirs)
@@ -302,16 +301,11 @@ def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers):
     assert "holds a run already (best.pt); --init_from" in helpers.error_of(helpers.train, **keys("out"))
     helpers.train(**keys("out", overwrite=True, max_iters=2, eval_interval=1))
     assert checkpoints.load(out)["iter_num"] == 2 and list(helpers.losses(out)) == [0, 1]
-    assert {file.name for file in out.glob("*.??*")} == {
-        "ckpt.pt", "best.pt", "config.json", "metrics.jsonl", ".nanogate",
-    }  # fmt: skip
+    names = ["ckpt.pt", "best.pt", "config.json", "metrics.jsonl", ".nanogate"]
+    assert sorted(file.name for file in out.glob("*.??*")) == sorted(names)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [{}, dict(dropout=0.1, gradient_accumulation_steps=3), dict(optimizer="muon", gate="elementwise")],
-    ids=["plain", "dropout", "muon"],
-)
+@pytest.mark.parametrize("case", [dict(dropout=0.1), dict(optimizer="muon", gate="elementwise")], ids=str)
 def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(case, keys, helpers):
     whole = helpers.train(**keys("whole", **case))
     out = keys("out")["out_dir"]

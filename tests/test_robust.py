@@ -1,4 +1,4 @@
-"""Bad numbers and bad disks: one clear line, and nothing lost. Memory."""
+"""Bad numbers, bad disks and too little memory: one clear line, and nothing lost."""
 
 import os
 import re
@@ -11,8 +11,10 @@ import configurator
 import evaluate
 import meters
 import train
+from data.shards import open_dataset
+from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import files, sharded
+from runs import files, memory, sharded
 
 # -- Numbers that are not finite ---------------------------------------------------------------------------------------
 
@@ -31,16 +33,22 @@ def at_step(at, monkeypatch, change):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_bad_step_is_named_by_a_later_log_and_weights_stay_good(run, tmp_path, helpers, capfd, monkeypatch, dtype):
     at_step(5, monkeypatch, lambda loss: loss * float("nan"))
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match="1"):
         run("out", dtype=dtype, eval_interval=3, log_interval=100, max_iters=30)
-    assert stopped.value.code == 1
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
-    assert "is not finite at step 5, learning rate 0.00292; " in line
-    assert "first bad tensor: gradient of " in line  # the forward pass was right
+    # the forward pass was right
+    assert "is not finite at step 5, learning rate 0.00292; first bad tensor: gradient of " in line
     assert "out/ckpt.pt holds the last good step saved, 3" in line
     ours = checkpoints.load(tmp_path / "out")
     assert ours["iter_num"] == 3 and all(p.isfinite().all() for p in ours["model"].values())
     assert helpers.metrics(tmp_path / "out")[-1] == {"event": "stopped", "step": 5}
+
+
+def test_an_output_that_overflows_is_the_first_bad_tensor(run, tmp_path, capfd):
+    with pytest.raises(SystemExit, match="1"):
+        run("out", learning_rate=1e12, grad_clip=None, warmup_iters=0)
+    assert re.search(r"is not finite at step 1, .*; first bad tensor: output of blocks\.0\.", capfd.readouterr().err)
+    assert checkpoints.load(tmp_path / "out")["iter_num"] == 0
 
 
 def test_an_infinite_gradient_never_reaches_the_weights(run, monkeypatch):
@@ -75,15 +83,12 @@ def refuse(*words):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("what", ["ckpt.pt", "shards", "metrics.jsonl"])
+@pytest.mark.parametrize("what", ["shards", "metrics.jsonl"])
 def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(what, run, tmp_path, monkeypatch, helpers):
-    whole, save, read = run("whole"), torch.save, sharded.sha256_of_file
+    whole, read = run("whole"), sharded.sha256_of_file
     form = "sharded" if what == "shards" else "whole"
     with monkeypatch.context() as patched:
-        if what == "ckpt.pt":  # of step 8, when all of it is written
-            patched.setattr(torch, "save", lambda state, file: (save(state, file), state["iter_num"] == 8 and refuse()))
-            expected = "ckpt.pt: cannot be written (No space left on device)"
-        elif what == "shards":
+        if what == "shards":  # of step 8, when all of them are written
             patched.setattr(sharded, "sha256_of_file", lambda file: read(file) if "/8-" not in str(file) else refuse())
             expected = "no checkpoint is written: [Errno 28] No space left on device"
         else:
@@ -152,6 +157,38 @@ def test_a_killed_write_leaves_the_old_file_and_what_can_be_told_from_files_of_o
     files.remove_leftovers(tmp_path)
     files.write_text(file, "new")
     assert file.read_text() == "new" and set(tmp_path.iterdir()) == {file, theirs}
+
+
+# -- Memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        dict(n_embd=1 << 20), dict(vocab_size=1 << 40), dict(batch_size=1 << 40), dict(block_size=1 << 40),
+        dict(gradient_accumulation_steps=1 << 40), dict(attention="mamba2", position="none", state_size=1 << 40),
+        dict(mlp_ratio=1e38),  # more than can be counted
+    ],
+)  # fmt: skip
+def test_too_large_a_run_is_refused_before_anything_is_written(helpers, mqar, tmp_path, keys):
+    error = helpers.error_of(helpers.train, mqar, tmp_path / "out", **keys)
+    assert "would be needed, and" in error or "tensors that are too large" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_fits_to_the_byte_is_not_refused_and_memory_check_false_tries_the_rest(helpers, monkeypatch):
+    monkeypatch.setattr(memory, "ram_available", lambda: 200)
+    memory.check(train.TrainConfig(), 100, "cpu", processes_here=2)
+    memory.check(train.TrainConfig(memory_check=False), 101, "cpu", processes_here=2)
+    assert "memory_check=false" in helpers.error_of(memory.check, train.TrainConfig(), 101, "cpu", processes_here=2)
+
+
+def test_evaluate_reads_a_text_shorter_than_the_block_size_it_was_trained_with(helpers, text):
+    dataset = open_dataset(text)
+    model = GPT(GPTConfig(n_layer=1, n_embd=16, n_head=2, vocab_size=256, block_size=5000))
+    config = evaluate.EvaluateConfig()
+    memory.check_evaluation(config, model, dataset, 5000)
+    assert "reads all of it" in helpers.error_of(memory.check_evaluation, config, model, dataset, 5001)
 
 
 # the peak of a fresh process, in MB, after some of the work and after all of it

@@ -96,10 +96,8 @@ def test_a_browser_shows_it_and_keys_and_choices_change_what_it_shows(width, tex
     _, measured, data = made(out)
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with playwright.sync_playwright() as driver:
-        page = driver.chromium.launch(executable_path=browser, args=flags).new_page(
-            viewport={"width": width, "height": 800}
-        )
-        problems, asked = [], []
+        size, problems, asked = {"width": width, "height": 800}, [], []
+        page = driver.chromium.launch(executable_path=browser, args=flags).new_page(viewport=size)
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))

@@ -5,15 +5,11 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,8 +18,8 @@ import evaluate
 import model
 import train
 from configurator import UserError
+from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
-from data.writing import write_examples
 from runs import checkpoint as checkpoints
 from runs import hardware, outdir, parallel
 
@@ -44,6 +40,18 @@ def test_softmax_with_a_short_convolution_learns_mqar(run, helpers):
     keys = dict(n_embd=64, short_conv=2, batch_size=32, max_iters=250, warmup_iters=20, decay_lr=False, beta2=0.99)
     out = run("out", seed=0, eval_interval=1000, log_interval=50, **keys)
     assert helpers.metrics(out, "eval")[-1]["accuracy"] > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", [name for name in model.MIXERS if name != "monarch"])  # it only finds the four values
+def test_every_mixer_learns_to_recall(mixer, run, tmp_path, helpers):
+    sizes = dict(seq_len=64, pairs=4, vocab_size=64, train_size=20_000, val_size=1000)
+    mqar_prepare.main(helpers.words(out_dir=tmp_path / "data", **sizes))
+    keys = dict(n_embd=64, block_size=64, short_conv=4, state_size=32, batch_size=64, warmup_iters=50)
+    steps = 2000 if mixer == "mamba2" else 1000  # it stays longer at naming one of the four values in context
+    out = run("out", dataset=tmp_path / "data", attention=mixer, max_iters=steps, eval_interval=200, **keys)
+    reached = helpers.metrics(out, "eval")[-1]["accuracy"]
+    assert reached > (0.95 if mixer in ("softmax", "gated_deltanet", "gla") else 0.60)
 
 
 def test_only_the_last_micro_step_of_a_process_is_all_reduced(run, monkeypatch):
@@ -121,15 +129,11 @@ def test_however_a_run_ends_its_reader_ends_and_what_that_raises_is_raised_at_it
     assert len(helpers.losses(tmp_path / "out")) == (8 if end == "max_iters" else 4)
 
 
-def test_dropout_is_drawn_anew_in_every_step(mqar, run, tmp_path, helpers):
-    rows = np.load(mqar / "train_0000.npy")[:1]  # one row, and a rate that moves nothing: every step is the same
-    about = dict(generator="tests", generator_version=1, parameters={}, seed=0, name="mqar", tokenizer="mqar")
-    splits = {split: [(rows, {"slice": "32/4"})] for split in ("train", "val")}
-    write_examples(tmp_path / "row", splits, vocab_size=32, **about)
-    keys = dict(dataset=tmp_path / "row", learning_rate=1e-30, batch_size=1)
-    plain, dropped = (helpers.losses(run(f"{p}", dropout=p, **keys)) for p in (0.0, 0.5))
-    assert len(set(plain.values())) == 1
-    assert len(set(dropped.values())) == 8
+def test_dropout_is_drawn_anew_in_every_step(run, helpers, monkeypatch):
+    load = train.load_batches  # the same rows again and again, and a rate that moves nothing: every step is the same
+    monkeypatch.setattr(train, "load_batches", lambda *args: load(*args[:-1], 0))
+    plain, dropped = (helpers.losses(run(f"{p}", dropout=p, learning_rate=1e-30)) for p in (0.0, 0.5))
+    assert len(set(plain.values())) == 1 and len(set(dropped.values())) == 8
 
 
 def test_the_seed_settles_the_run_whenever_it_evaluates_and_another_seed_gives_another(run, helpers):
@@ -137,16 +141,6 @@ def test_the_seed_settles_the_run_whenever_it_evaluates_and_another_seed_gives_a
     assert helpers.losses(often) == helpers.losses(never) != helpers.losses(run("other", seed=1, dropout=0.1))
     assert [row["step"] for row in helpers.metrics(often, "eval")] == list(range(9))
     assert [row["step"] for row in helpers.metrics(never, "eval")] == [0, 8]
-
-
-def test_a_step_that_a_signal_stopped_at_is_evaluated_where_the_interval_asks_for_it(run, helpers, monkeypatch):
-    for out, at, interval in (("a", 6, 2), ("b", 4, 4)):
-        monkeypatch.setattr(hardware.Processes, "stop_signal", lambda self, step, _, at=at: 15 * (step == at))
-        with pytest.raises(SystemExit):
-            run(out)
-        monkeypatch.undo()
-        out = run(out, init_from="resume", eval_interval=interval)
-        assert [row["step"] for row in helpers.metrics(out, "eval")] == sorted({0, 4, 8, at})
 
 
 def test_best_has_a_step_that_a_signal_stopped_at_and_a_kill_kept_from_being_saved(run, helpers, monkeypatch, tmp_path):
@@ -191,9 +185,6 @@ def test_a_run_goes_on_with_the_code_that_it_kept(run, tmp_path, monkeypatch):
     assert checkpoints.load(out)["iter_num"] == 8 and (out / "code" / "train.py").read_bytes()
     (out / "code" / ".#train.py").symlink_to("nobody@nowhere")  # Emacs's mark of an unsaved buffer
     assert not [name for name in outdir.code_of_the_project() if "#" in name]
-
-
-# -- A run that is solved ends early -----------------------------------------------------------------------------------
 
 
 def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole(run, helpers, monkeypatch, capsys):
@@ -242,20 +233,6 @@ def test_moments_of_another_optimizer_or_of_other_parameters_are_refused(run, tr
     assert "init_from='scratch' has none; name a run" in helpers.error_of(run, "out", keep_moments=True)
 
 
-# -- When the numbers are not finite -----------------------------------------------------------------------------------
-
-
-def test_nan_stops_the_run_and_the_checkpoint_is_the_last_good_one(run, tmp_path, helpers, capfd):
-    with pytest.raises(SystemExit) as stopped:
-        run("out", learning_rate=1e12, grad_clip=None, warmup_iters=0)
-    assert stopped.value.code == 1
-    (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
-    assert re.search(r"is not finite at step 1, learning rate \S+; first bad tensor: output of blocks.0.", error)
-    saved = checkpoints.load(tmp_path / "out")
-    assert saved["iter_num"] == 0 and all(tensor.isfinite().all() for tensor in saved["model"].values())
-    assert [row["event"] for row in helpers.metrics(tmp_path / "out")] == ["eval", "train", "stopped"]
-
-
 # -- What a run writes -------------------------------------------------------------------------------------------------
 
 
@@ -267,17 +244,13 @@ def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, 
     assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
     assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
     assert checkpoint["data"]["sha256"] == open_dataset(mqar).sha256 and checkpoint["config"] == about["config"]
-    copied = [file.relative_to(trained / "code") for file in (trained / "code").rglob("*.py")]
-    assert {Path("train.py"), Path("model.py"), Path("data/shards.py")} <= set(copied)
-    assert all((trained / "code" / name).read_bytes() == (outdir.ROOT / name).read_bytes() for name in copied)
 
 
 def test_the_copy_of_the_code_alone_trains_to_the_same_bits(run, trained, mqar, tmp_path, helpers):
     code = shutil.copytree(trained / "code", tmp_path / "elsewhere")
     keys = helpers.tiny | dict(dataset=mqar, out_dir=tmp_path / "again")
-    words = [sys.executable, code / "train.py", *helpers.words(**keys)]
-    ended = subprocess.run(list(map(str, words)), cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    ended = helpers.script(code / "train.py", *helpers.words(**keys), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr.decode()
     ours, theirs = (checkpoints.load(out) for out in (tmp_path / "again", trained))
     for name in ("model", "optimizer", "rng", "best_val_loss", "code_sha256"):
         assert helpers.equal(ours[name], theirs[name]), name
@@ -306,13 +279,10 @@ def test_the_commit_is_that_of_the_project_itself_and_an_edit_makes_it_dirty(pro
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(trained, tmp_path, monkeypatch):
     """A copy of what train.py needs, to edit; a run keeps and hashes the files there."""
-    for name in outdir.code_of_the_project():
-        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(outdir.ROOT / name, tmp_path / "project" / name)
-    monkeypatch.setattr(outdir, "ROOT", tmp_path / "project")
-    return tmp_path / "project"
+    monkeypatch.setattr(outdir, "ROOT", shutil.copytree(trained / "code", tmp_path / "project"))
+    return outdir.ROOT
 
 
 def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code(run, project, capsys):

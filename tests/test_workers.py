@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from conftest import wait_until
-from made_rows import made_row
+from made_rows import listed, made_row
 
 import experiment
 from runs.files import read_jsonl
@@ -20,14 +20,10 @@ from study.rows import text_of
 FORK = multiprocessing.get_context("fork")  # torch is imported once
 
 
-def plain(**keys):
-    return experiment.ExperimentConfig(**dict(arms={"none": {}}, base={"dtype": "float32"}, jobs=1) | keys)
-
-
 def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
-    config = plain()
+    config = listed(arms={"none": {}})
     (run,) = experiment.runs_of(config, [0])
     held = runner.take(config, run, tmp_path)
     assert held is not None and runner.take(config, run, tmp_path) is None
@@ -39,7 +35,7 @@ def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_go
 
 
 def test_a_run_that_got_its_row_before_the_lock_was_taken_is_not_run_again(tmp_path):
-    config = plain()
+    config = listed(arms={"none": {}})
     (run,) = experiment.runs_of(config, [0])
     runner.take(config, run, tmp_path).close()
     (tmp_path / "rows.jsonl").write_text(json.dumps(made_row(run, 0.5)) + "\n")
@@ -76,9 +72,8 @@ def held_by(out_dir, process):
 
 def test_two_of_eight_workers_are_killed_and_every_run_has_exactly_one_row(tmp_path):
     (tmp_path / ".nanogate").write_text("experiment\n")
-    arms = {"none": {"gate": "none"}, "gated": {"gate": "elementwise"}}
     keys = dict(selection_seeds=[100, 101], learning_rates=[0.001, 0.01, 0.1])  # selection and comparison in one call
-    config = plain(arms=arms, seeds=list(range(8)), **keys)
+    config = listed(seeds=list(range(8)), jobs=1, **keys)
     workers = [FORK.Process(target=stubbed_worker, args=(config, tmp_path, 0.3)) for _ in range(8)]
     for worker in workers:
         worker.start()
