@@ -69,6 +69,7 @@ from runs.finite import check_loss
 from runs.hardware import Processes, autocast, pick_dtype
 from runs.outdir import check_same_start
 from study.interventions import gates_to_prune, pruned, quantised
+from study.page import aligned
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
 EVALUATED_AT_ONCE = 8192  # tokens of a batch in training; measured: twice as many take 1.1 to 1.3 times as long a token
@@ -319,22 +320,17 @@ def table(about: dict, results: list[dict]) -> str:
     lines += ["weights and inputs of linear layers rounded to 8 bits"] if "eight_bits" in about else []
     columns = [result for result in results if "limit" not in result]
     first = columns[0] if columns else {}
-    numbers = [name for name, value in first.items() if not isinstance(value, dict | list)]
-    lines += [row(name, [column[name] for column in columns]) for name in numbers]
-    for name in first.get("loss_of", {}):
-        lines.append(row(f"loss {name}", [column.get("loss_of", {}).get(name, "-") for column in columns]))
-    for part in first.get("parts", {}):
-        lines.append(row(f"loss {part}", [column["parts"][part]["loss"] for column in columns]))
-    lines += [row(f"accuracy {name}", [accuracy]) for name, accuracy in first.get("slices", {}).items()]
-    lines += [f"  T = {result['block_size']}: {result['limit']}" for result in results if "limit" in result]
-    return "\n".join(lines)
+    rows = [[name, *(c[name] for c in columns)] for name, x in first.items() if not isinstance(x, dict | list)]
+    rows += [[f"loss {name}", *(c["loss_of"].get(name, "-") for c in columns)] for name in first.get("loss_of", {})]
+    rows += [[f"loss {part}", *(c["parts"][part]["loss"] for c in columns)] for part in first.get("parts", {})]
+    rows += [[f"accuracy {name}", accuracy] for name, accuracy in first.get("slices", {}).items()]
 
-
-def row(name: str, values: list) -> str:
-    def show(value):
+    def shown(value):
         return f"{value:,d}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else value
 
-    return f"  {name:<30}" + "".join(f"{show(value):>24}" for value in values)
+    lines += [f"  {line}" for line in aligned([[name, *map(shown, values)] for name, *values in rows])]
+    lines += [f"  T = {result['block_size']}: {result['limit']}" for result in results if "limit" in result]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
