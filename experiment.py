@@ -53,7 +53,7 @@ class ExperimentConfig:
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; the table counts them")
     claim_base: dict = key({}, "keys of every claim, unless it has others in their place")
     claims: dict = key({}, '{claim: {"contrast": "arm - arm", "above": threshold, ...}}: docs/experiments.md, Claims')
-    ranks: dict = key({}, "{name: {arm: its published gain}}: Spearman's correlation of the arms' metric with it")
+    ranks: dict = key({}, "{name: {arm: its published number}}: Spearman's correlation of the arms' metric with it")
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
@@ -124,8 +124,8 @@ class ExperimentConfig:
         ]:
             check_named(label, names, arms, "such arms")
         for name, order in self.ranks.items():
-            is_none = len(set(order.values())) < 2 or len(order) < 3
-            refuse({f"ranks: {name}: an order is of three arms or more, and not all gains may be equal": is_none})
+            is_none = len(set(order.values())) < 2 or not 3 <= len(order) <= 7  # 7! = 5,040 orders
+            refuse({f"ranks: {name}: an order is of three to seven arms, and not all numbers may be equal": is_none})
 
     def check_rates(self) -> None:
         """Raises UserError for keys of the learning rates that contradict each other."""
