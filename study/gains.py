@@ -16,7 +16,8 @@ PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
     "elsewhere": "elsewhere",
 }
 
-GATE_KEYS = {"gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale", "sink"}
+GATE_KEYS = {"gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale"}
+GATE_KEYS |= {"sink", "attention_weights", "forget_gate"}  # its rivals
 
 
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:

@@ -97,6 +97,9 @@ HEADLINES = {
         "it lowers cosformer's": "-0.001", "more in linear mixers": "0.017", "matched parameters keep": "0.019",
         "the wide gate is lower": "0.008",
     },
+    ("rivals_on_text", "results/README.md"): {
+        "a token's sink logit lowers the loss": "-0.009", "the sigmoid gate does": "0.003",
+    },
     ("sink", "results/README.md"): {"headwise halves the effective": "0.055"},
     ("sink", "README.md results/README.md"): {"instrument": "82%"},
     ("minimum", "results/README.md"): {"the gate adds": "-1.6"},
