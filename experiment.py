@@ -226,7 +226,7 @@ def main(argv: list[str]) -> None:
     choices, orders = choose_rates(config, read_rows(out_dir)), ranks.records(config, rows)
     judged = claims.judge_claims(config, rows, choices)
     records, tables = list(map(claims.record, judged)), report.tables(config, rows, orders)
-    said = list(filter(None, [claims.table(records), claims.remarks(records)]))
+    said: list = [part for part in (claims.table(records), claims.remarks(records)) if part]
     print("\n" + "\n\n".join(map(str, [*tables, *said])) + "\n")
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():

@@ -102,6 +102,8 @@ def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_ke
         return {name: g["lr_scale"] for g in saved["optimizer"]["param_groups"] for name in g["param_names"]}
 
     assert {name: scale for name, scale in scales(whole).items() if scale != 1} == dict.fromkeys(gates, 10.0)
+    still = checkpoints.load(run("still", max_iters=4, **gate | {"new_lr_scale": 1e-30}))["model"]
+    assert max(still[name].abs().max() for name in gates) < 1e-20
     train.main(helpers.words(out_dir=parts, init_from="resume", max_iters=6))
     assert scales(parts) == scales(whole)
     a, b = (checkpoints.load(out) for out in (whole, parts))

@@ -134,6 +134,17 @@ def test_dropout_is_drawn_anew_in_every_step(run, helpers, monkeypatch):
     monkeypatch.setattr(train, "load_batches", lambda *args: load(*args[:-1], 0))
     plain, dropped = (helpers.losses(run(f"{p}", dropout=p, learning_rate=1e-30)) for p in (0.0, 0.5))
     assert len(set(plain.values())) == 1 and len(set(dropped.values())) == 8
+    config = train.TrainConfig(**helpers.tiny | dict(dropout=0.5, vocab_size=32))
+    net, x = train.make_model(config, None, None)[0], torch.arange(32)[None]
+    first, second, again = (train.micro_loss(net, config, "float32", 3, (m, x, x, 32)) for m in (0, 1, 0))
+    assert first == again != second  # and in every micro-step
+
+
+def test_best_is_the_lowest_loss_so_far(run, monkeypatch):
+    losses, read = iter((3.0, 1.0, 2.0, 1.5, 1.4)), train.evaluate
+    monkeypatch.setattr(train, "evaluate", lambda *args, **keys: read(*args, **keys) | {"loss": next(losses)})
+    best = checkpoints.load(run("out", eval_interval=2) / "best.pt")
+    assert (best["iter_num"], best["best_val_loss"]) == (2, 1.0)
 
 
 def test_the_seed_settles_the_run_whenever_it_evaluates_and_another_seed_gives_another(run, helpers):
