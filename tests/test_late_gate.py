@@ -88,6 +88,9 @@ def test_a_run_from_weights_has_their_keys_of_the_model_unless_given(trained, mq
     said, args = capsys.readouterr().out, checkpoints.load(tmp_path / "out")["model_args"]
     assert [args[name] for name in ("n_layer", "n_embd", "block_size")] == [2, 16, 32]
     assert f"rope_base: 500.0, where {trained} has 10000.0\n" in said and "14 of 14 tensors taken" in said
+    words |= dict(out_dir=tmp_path / "longer", block_size=64, rope_scaling="yarn", rope_factor=2)
+    train.main(helpers.words(**words))
+    assert checkpoints.load(tmp_path / "longer")["model_args"]["rope_length"] == 32  # that of the weights
 
 
 def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_keeps(run, trained, helpers):
@@ -102,6 +105,8 @@ def test_new_parameters_have_a_learning_rate_of_their_own_which_a_resumed_run_ke
         return {name: g["lr_scale"] for g in saved["optimizer"]["param_groups"] for name in g["param_names"]}
 
     assert {name: scale for name, scale in scales(whole).items() if scale != 1} == dict.fromkeys(gates, 10.0)
+    muon = run("muon", max_iters=1, optimizer="muon", muon_lr_scale=3.0, **gate)
+    assert {scales(muon)[name] for name in gates} == {30.0}
     still = checkpoints.load(run("still", max_iters=4, **gate | {"new_lr_scale": 1e-30}))["model"]
     assert max(still[name].abs().max() for name in gates) < 1e-20
     train.main(helpers.words(out_dir=parts, init_from="resume", max_iters=6))
