@@ -14,12 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_850,
+    "lines: product": 14_830,
     "lines: tests": 11_575,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_400,
-    "lines: study + experiment.py": 2_600,
+    "lines: study + experiment.py": 2_575,
     "lines: runs": 2_318,
     "lines: speed + bench.py": 802,
     "kB: docs": 60,
