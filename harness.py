@@ -211,9 +211,8 @@ def read_on(model: GPT, pairs: list[tuple], state: list[dict], start: int) -> li
     for x, target, row in zip(*parts, strict=True):
         logits = model.logits(x)
         check_finite(logits)
-        nats.index_add_(
-            0, row.cpu(), F.cross_entropy(logits, target, reduction="none").cpu().double()
-        )  # MPS: no float64
+        of_labels = F.cross_entropy(logits, target, reduction="none").cpu().double()  # on the CPU: MPS has no float64
+        nats.index_add_(0, row.cpu(), of_labels)
         wrong.index_add_(0, row.cpu(), (logits.argmax(-1) != target).cpu().long())
     return list(zip((-nats).tolist(), (wrong == 0).tolist(), strict=True))
 

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from configurator import UserError
 from runs.files import one_line, read_json
-from study import claims, stats
-from study.claims import RATIO, UNITS, unit_of
+from study import stats
+from study.claims import RATIO, UNITS, table, unit_of
 from study.drawing import COLOURS, FEWEST, dress, legend_of, mixer_colours, panel_grid, ratio_axis, write
 from study.rows import mixer_of, variant_of
 
@@ -35,7 +35,7 @@ def draw(folder: Path) -> list:
             drawn += [of_claims(records, file.with_name("claims.png"))] if records else []
     if not drawn:
         raise UserError(f"{folder}: no claim of an experiment has been judged yet, nothing to draw")
-    return [*drawn, claims.table(found)]
+    return [*drawn, table(found)]
 
 
 def has_run(one: dict) -> bool:

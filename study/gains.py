@@ -6,6 +6,7 @@ Each arm is compared with the one that plain_arms gives it.
 import itertools
 from pathlib import Path
 
+from keys import GPTConfig
 from study.drawing import arm_looks, curve_panels, is_finite
 
 PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
@@ -49,14 +50,15 @@ def by_step(rows: list[dict], panels: dict[str, dict[str, list]], path: Path) ->
 
 def plain_arms(rows: list[dict]) -> dict[str, str]:
     """{arm: the one without a gate that has else the same keys, but for the rate; of several, that of the same rate}"""
-    keys, compared = {}, {}  # keys: {arm: (those of its runs but of its gate, rate and seed; those of its gate; rate)}
+    # keys: {arm: (the keys of its runs but of its gate, rate and seed; the names of its gate's; rate)}
+    keys, compared = {}, {}
     for row in rows:
         config = dict(row["config"], seed=None)
         rate = config.pop("learning_rate", None)
-        of_gate = {name: value for name, value in config.items() if name in GATE_KEYS and value not in ("none", 1.0)}
+        of_gate = {name for name in GATE_KEYS & config.keys() if config[name] != getattr(GPTConfig, name)}
         keys[row["arm"]] = {name: config[name] for name in config.keys() - GATE_KEYS}, of_gate, rate
     for arm, (shared, of_gate, rate) in keys.items():
-        same = [(keys[other][2] != rate, other) for other in keys if keys[other][:2] == (shared, {})]
+        same = [(keys[other][2] != rate, other) for other in keys if keys[other][:2] == (shared, set())]
         if of_gate and same:
             compared[arm] = min(same, key=lambda other: other[0])[1]
     return compared

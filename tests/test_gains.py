@@ -9,11 +9,13 @@ from study import gains, report
 
 def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order():
     kinds = itertools.product(
-        ("softmax", "gla"), ({}, {"gate": "elementwise"}, {"branch_scale": 0.5}), ({}, {"max_iters": 9})
+        ("softmax", "gla"),
+        ({}, {"gate": "elementwise"}, {"branch_scale": 0.5}, {"forget_gate": True}),
+        ({}, {"max_iters": 9}),
     )
     rows = [{"arm": str(n), "config": {"attention": mixer, "seed": n} | gate | short}
             for n, (mixer, gate, short) in enumerate(kinds)]  # fmt: skip
-    wanted = {str(n): str(n - n % 6 + n % 2) for n in range(12) if n % 6 > 1}
+    wanted = {str(n): str(n - n % 8 + n % 2) for n in range(16) if n % 8 > 1}
     for every in (rows, rows[::-1]):
         assert gains.plain_arms(every) == wanted
 

@@ -12,6 +12,7 @@ from conftest import ROOT
 import configurator
 from gate import GATE_ACTIVATIONS, GRANULARITIES, POSITIONS
 from model import GPT, MIXERS, GPTConfig
+from runs.files import read_jsonl
 from train import TrainConfig
 
 GATES = (ROOT / "docs" / "gates.md").read_text()
@@ -136,6 +137,24 @@ def test_the_page_says_of_horizon_what_its_rows_hold():
     assert len(learned) == 6 and max(best["sigmoid"].values()) < 0.01 and f"{least:.3f} to {most:.3f} behind" in page
     pruned = [run["scores"]["pruned"]["loss"] - run["val_loss"] for run in runs["sigmoid"].values()]
     assert f"{min(pruned):.3f} to {max(pruned):.3f} higher" in page
+
+
+def test_the_page_says_of_the_rivals_what_their_rows_hold():
+    runs, tried, page = {}, {}, (ROOT / "results" / "README.md").read_text()
+    for row in read_jsonl(ROOT / "results" / "rivals_on_text" / "rows.jsonl"):
+        if "purpose" in row:
+            tried.setdefault((row["arm"], row["config"]["learning_rate"]), []).append(row["val_loss"])
+        else:
+            runs.setdefault(row["arm"], {})[row["seed"]] = row
+    arms = [runs[arm] for arm in ("sigmoid", "sink token", "headwise", "sink head", "softpick", "FoX")]
+    for of in (lambda row: row["val_loss"], lambda row: row["loss"]["far"]):
+        gains = [fmean(of(runs["none"][seed]) - of(row) for seed, row in arm.items()) for arm in arms]
+        assert f"| {' | '.join(f'{gain:.3f}' for gain in gains)} |\n" in page
+    speeds = [f"{fmean(row['step_ms'] for row in arm.values()):.0f}" for arm in arms]
+    assert f"| {' | '.join(speeds)} |\n" in page
+    for arm in ("none", "sigmoid", "sink token"):
+        lost = [fmean(tried[arm, rate]) - fmean(tried[arm, 3e-3]) for rate in (6e-3, 1.2e-2)]
+        assert "{:.3f} and {:.3f}".format(*lost) in page
 
 
 @pytest.mark.parametrize("experiment, pages", HEADLINES)

@@ -12,7 +12,7 @@ shows no sink at this size (results/README.md): none of it is about one. 51 runs
 core-minutes. The claim was written before the first run.
 
 Result (results/rivals_on_text/): a token's sink logit raises the loss, by 0.009. No other rival lowers it clearly. The
-sigmoid gate stands higher rates.
+sigmoid gate tolerates higher rates.
 """
 
 include = "base/clean.py"
