@@ -51,6 +51,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,7 +66,6 @@ from ops.sampling import most_new_tokens
 from runs import memory, parallel
 from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
 from runs.files import check_output, write_text
-from runs.finite import check_loss
 from runs.hardware import Processes, autocast, pick_dtype
 from runs.outdir import check_same_start
 from study.interventions import gates_to_prune, pruned, quantised
@@ -146,6 +146,12 @@ def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
         result |= {"word_perplexity": perplexity(nats / words), "tokens_per_word": counts["tokens"] / words}
         result["words"] = words
     return result
+
+
+def check_loss(loss: float, path: Path | str) -> None:
+    """Raises UserError for a checkpoint whose loss is not finite, which no JSON could hold."""
+    if not math.isfinite(loss):
+        raise UserError(f"{path}: its loss is {loss}: its weights are broken, or the run has diverged")
 
 
 def perplexity(nats: float) -> float:

@@ -49,13 +49,12 @@ import torch
 
 from configurator import UserError
 from data.shards import Dataset
-from evaluate import score, summarize
+from evaluate import check_loss, score, summarize
 from model import GPT
 from ops import IGNORE
 from runs import memory, probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.files import check_output, write_text
-from runs.finite import check_loss
 from runs.hardware import Processes, pick_dtype
 from study.interventions import gates_to_prune, pruned, quantised
 from study.page import aligned

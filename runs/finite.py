@@ -1,20 +1,11 @@
 """Finds the first tensor that is not finite, which a run that diverges names before it ends."""
 
 import functools
-import math
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
-from configurator import UserError
 from runs.parallel import full_tensor
-
-
-def check_loss(loss: float, path: Path | str) -> None:
-    """Raises UserError for a checkpoint whose loss is not finite, which no JSON could hold."""
-    if not math.isfinite(loss):
-        raise UserError(f"{path}: its loss is {loss}: its weights are broken, or the run has diverged")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -61,10 +61,9 @@ def reasons(*rows: tuple[list[str], Any, str]) -> dict[str, str]:
 
 def keys_read(config: GPTConfig, run: Callable) -> set[str]:
     """The names of what run(config) reads of a config; all if it fails."""
-    kind: Any = type(config)
     read = set()
 
-    class Watched(kind):
+    class Watched(type(config)):  # type: ignore[misc]
         def __getattribute__(self, name):
             read.add(name)
             return super().__getattribute__(name)

@@ -28,7 +28,6 @@ OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come fr
 MOMENTS = {"AdamW": {"exp_avg", "exp_avg_sq", "step"}, "Muon": {"momentum_buffer"}}
 # seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is gone (NFS 4: 90)
 LOCK_WAIT = 120.0
-NO_WEIGHTS = ("scratch", "resume", "auto")  # values of init_from that name no checkpoint to start from
 DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what the run has derived
 
 
@@ -39,7 +38,7 @@ def where_to_start(config) -> tuple:
         files.lock(config.out_dir, LOCK_WAIT).close()  # the job before this one may still be writing it
     if config.init_from == "resume" or file.is_file() and config.init_from == "auto":
         return go_on(config, file)
-    if config.init_from not in NO_WEIGHTS:
+    if config.init_from not in ("scratch", "auto"):
         return start_from_weights(config)
     if config.keep_moments:
         raise UserError(f"keep_moments=True: init_from={config.init_from!r} has none; name a run's ckpt.pt there")
@@ -56,7 +55,7 @@ def go_on(config, file: Path) -> tuple:
     before = dataclasses.asdict(configurator.build(type(config), resumed["config"], source=str(file)))
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
     of_model = model_keys(resumed, file)
-    asked = given_keys(config)
+    asked = {name: getattr(config, name) for name in config.given}
     # a run's evaluations are compared with each other: they read the same sample
     kept = {"eval_tokens": before["eval_tokens"], "optimizer": before["optimizer"], "dtype": resumed["dtype"]}
     for name, value in (of_model | kept).items():
@@ -78,7 +77,8 @@ def go_on(config, file: Path) -> tuple:
 
 def start_from_weights(config) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
-    path, asked, given = config.init_from, given_keys(config), config.given
+    path, given = config.init_from, config.given
+    asked = {name: getattr(config, name) for name in given}
     parts = checkpoints.ALL if config.keep_moments else checkpoints.WEIGHTS
     source = checkpoints.load(path, mapped=True, parts=parts)
     if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
@@ -107,11 +107,6 @@ def differences(config, asked: dict, before: dict, where: str) -> list[str]:
     """Lines about the keys that were asked for and differ from what a checkpoint has."""
     keys = [name for name in before if name in asked and getattr(config, name) != before[name]]
     return [f"{name}: {getattr(config, name)}, where {where} has {before[name]}" for name in keys]
-
-
-def given_keys(config) -> dict:
-    """{key: value} of what a config file or the command line gave."""
-    return {name: getattr(config, name) for name in config.given}
 
 
 def model_keys(checkpoint: dict, path: Path | str) -> dict:

@@ -96,13 +96,9 @@ def read(file: Path, shards: dict, tensor_for: Callable[[str, torch.Size], torch
             raise
         causes = [cause for cause, _ in getattr(error, "failures", {}).values()]
         raise UserError(f"{folder}: cannot be read ({next(iter(causes), error)})") from None
-    weights: dict = {}
+    weights = {name.removeprefix("model/"): x for name, x in tensors.items() if name.startswith("model/")}
     moments: dict = {}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
-        parameter, _, part = rest.rpartition("/")
-        if kind == "model":
-            weights[rest] = tensor
-        else:
-            moments.setdefault(parameter, {})[part] = tensor
+    for name in (name for name in tensors if name.startswith("optimizer/")):
+        parameter, _, part = name.removeprefix("optimizer/").rpartition("/")
+        moments.setdefault(parameter, {})[part] = tensors[name]
     return weights, moments

@@ -79,9 +79,8 @@ class Report:
         def show(value):
             return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
-        lines = [f"\n{self.part}"]
-        for row in self.rows:  # the runs are for the JSON file
-            lines.append("".join(f"  {name} {show(value)}" for name, value in row.items() if name != "runs"))
+        rows = [[pair for pair in row.items() if pair[0] != "runs"] for row in self.rows]  # they are for the JSON file
+        lines = [f"\n{self.part}", *("".join(f"  {name} {show(value)}" for name, value in row) for row in rows)]
         for ratio in self.ratios + self.claims:
             line = f"  {ratio['name']:<58}{ratio['ratio']:>8.3f}  [{ratio['low']:.3f}, {ratio['high']:.3f}]"
             if "target" in ratio:
