@@ -155,17 +155,20 @@ class ExperimentConfig:
         check_named(label, claim["contrast"], self.arms, "arms")
         n_seeds = len(claims.seeds_of_claim(self, claim["contrast"]))
         names = [part for part in path if type(part) is str]
+        in_row = path[path[:1] == ["log"] :]
         is_of_curve = len(path) == 2 and names == path[:1] and type(path[1]) in (int, float)
-        is_path = is_of_curve if curves.METRICS.keys() & names[:1] else names == path != ["log"]
+        is_of_row = names == path and in_row[:1] and in_row[0] in {name.rstrip("?") for name in ROW}
+        is_path = is_of_curve if curves.METRICS.keys() & names[:1] else is_of_row
         refuse({
             f"{label}: must have above, other_than or within": not {"above", "other_than", "within"} & given,
             f"{label}: other_than has two sides, and no above": "other_than" in given and {"above", "sides"} & given,
             f"{label}: a count (in) has above, and no sides, within or family: it is no test": (
                 "in" in given and ("above" not in given or {"sides", "within", "family"} & given)
             ),
-            f"{label}: of={show(path)}: must be names that lead to a number, or like ['lost', 0.9]": not is_path,
+            f"{label}: of={show(path)}: must be names that lead to a number of a row, or like ['lost', 0.9]": not is_path,
             f"{label}: in={claim.get('in')}: is more than the seeds of its arms": claim.get("in", 0) > n_seeds,
         })  # fmt: skip
+        check_named(f"{label}: of", in_row[1:2] if in_row[0] == "scores" else [], self.scores, "scores")
 
 
 configurator.begin(__name__, ExperimentConfig, __doc__)
@@ -187,7 +190,7 @@ from study import claims, curves, ranks, report
 from study.arms import NAMES, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
-from study.rows import read_rows, script_of, text_of
+from study.rows import ROW, read_rows, script_of, text_of
 from study.runner import gpus_of, jobs_of, lock, run_all
 from train import TrainConfig
 

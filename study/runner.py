@@ -194,8 +194,8 @@ def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held
         if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
             raise UserError(f"{folder}: holds a run of other keys; move it away, or take another --out_dir")
         files.claim(folder, "run")
-        keys = {"eval_whole": True} | run["config"]
-        keys |= {"dataset": str(data), "out_dir": str(folder), "threads": threads, "init_from": "auto"}
+        keys = {"eval_whole": True, "threads": threads} | run["config"]
+        keys |= {"dataset": str(data), "out_dir": str(folder), "init_from": "auto"}
         write_text(folder / "run.json", json.dumps(run))
         (folder / "log.txt").unlink(missing_ok=True)
         commands.append(("train.py", keys))

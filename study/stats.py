@@ -66,6 +66,8 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
     values: list[Any] = [row]
     while any(isinstance(value, list) for value in values):
         values = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    if others := [value for value in values if not isinstance(value, int | float | None)]:
+        return others[0]
     return max((value for value in values if value is not None), default=None)
 
 

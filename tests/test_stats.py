@@ -157,6 +157,8 @@ def test_steps_to_a_threshold_are_censored_at_the_horizon_and_two_censored_runs_
     assert stats.look_up({"loss": {"far": 2.0}}, ["log", "loss", "far"]) == math.log(2)
     assert stats.look_up({"meters": {"induction": [[0.1, None], [0.3, 0.2]]}}, ["meters", "induction"]) == 0.3
     assert stats.look_up({"val_loss": 0.0}, ["log", "val_loss"]) is None
+    lengths = {"meters": {"lengths": [{"loss": 1.0}, None, {"loss": 2.0}]}}
+    assert stats.look_up(lengths, ["meters", "lengths"]) == {"loss": 1.0}  # which contrast refuses
     rows = [run_of(0.1, 0.2) | {"arm": arm, "seed": 0} for arm in "ab"]
     assert stats.contrast(rows, {"a": 1, "b": -1}, ["log_steps", 0.9]) == {0: 0}
 

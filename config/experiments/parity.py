@@ -51,7 +51,8 @@ ranks = {
     }
 }
 
-claim_base = {"of": ["slices", "64"], "other_than": 0}
+scores = {"whole": {}}  # whose slices are the lengths
+claim_base = {"of": ["scores", "whole", "slices", "64"], "other_than": 0}
 claims = {
     "beta to 2 changes Gated DeltaNet's accuracy beyond 32": {
         "contrast": "gated_deltanet to 2 - gated_deltanet",
