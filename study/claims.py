@@ -11,7 +11,7 @@ import configurator
 from configurator import UserError
 from study import stats
 from study.page import Table
-from study.rows import script_of
+from study.rows import mixer_of, script_of
 
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 
@@ -170,7 +170,7 @@ def flags(config, rows: list[dict], choices: Sequence[dict], question: dict) -> 
         return []
     tried = {config.rate_of.get(arm, arm) for arm in arms}
     words = ends_of_the_scale(config, arms) if question["of"] == ["accuracy"] else []
-    return [*words, *unlike_pairs(arms), *doubts([choice for choice in choices if choice["arm"] in tried])]
+    return [*words, *unlike_pairs(arms), *unlike_rates(arms), *doubts([choice for choice in choices if choice["arm"] in tried])]
 
 
 def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
@@ -199,6 +199,15 @@ def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
         n = sum(len({made[name] for made in runs} - {None, "auto", 0}) > 1 for runs in by_seed.values())
         words += [f"mixed {word} within {n} of {len(by_seed)} seeds"] if n else []
     return words
+
+
+def unlike_rates(arms: dict[str, list[dict]]) -> list[str]:
+    """The learning rates of arms of one mixer, where they are not the same."""
+    by_mixer: dict = {}
+    for arm, rows in arms.items():
+        by_mixer.setdefault(mixer_of(rows[0]), {})[arm] = rows[0]["config"].get("learning_rate")
+    unlike = [rates for rates in by_mixer.values() if len(set(rates.values())) > 1]
+    return [f"rates differ: {', '.join(f'{arm} {rate}' for arm, rate in rates.items())}" for rates in unlike]
 
 
 def doubts(choices: list[dict]) -> list[str]:

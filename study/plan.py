@@ -101,10 +101,7 @@ def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
         if measured is None:
             return choice
         choice["values"] |= measured
-        best, waiting = highest(choice["values"]), []
-        # the best rate, or the smallest that is less than a standard error worse; NaN is not less
-        differences = {rate: difference(choice["values"][best], values) for rate, values in choice["values"].items()}
-        rate = min([best, *(rate for rate, (margin, error) in differences.items() if margin < error)])
+        rate, waiting = safest(choice["values"], highest(choice["values"])), []
         # an edge of the config's own rates is that of all tried as long as it has not been widened on that side
         if config.widen_rates and len(rates) > 1 and rate in config.learning_rates and rate in (rates[0], rates[-1]):
             waiting = [float(f"{rate * rate / rates[1 if rate == rates[0] else -2]:.6g}")]
@@ -132,8 +129,8 @@ def value_of(config, row: dict) -> float:
 
 
 def pooled(config, choices: list[dict]) -> list[dict]:
-    """The choices of the arms of one mixer, which wait for each other: each takes the rate of the highest mean over all
-    of them, unless its own best one is better by more than a standard error, or loses fewer runs."""
+    """The choices of the arms of one mixer, which wait for each other: each takes the rate that is chosen by their
+    means, unless its own best one is better by more than a standard error, or loses fewer runs."""
     groups: dict = {}
     for choice in choices:
         groups.setdefault(mixer_of(choice["runs"][0]), []).append(choice)
@@ -143,7 +140,9 @@ def pooled(config, choices: list[dict]) -> list[dict]:
             made |= {choice["arm"]: choice | {"rate": None} for choice in members}
             continue
         shared = set.intersection(*(set(choice["values"]) for choice in members))
-        joint = highest({rate: [fmean(choice["values"][rate]) for choice in members] for rate in shared})
+        by_arm = {rate: [choice["values"][rate] for choice in members] for rate in shared}
+        best = highest({rate: list(map(fmean, of_arms)) for rate, of_arms in by_arm.items()})
+        joint = safest({rate: list(map(fmean, zip(*of_arms, strict=True))) for rate, of_arms in by_arm.items()}, best)
         for choice in members:
             best = highest(choice["values"])
             margin, error = difference(choice["values"][best], choice["values"][joint])
@@ -172,6 +171,12 @@ def highest(values: dict[float, list[float]]) -> float | None:
     left = {rate: of_rate for rate, of_rate in values.items() if of_rate.count(-math.inf) == fewest}
     finite = [i for i, column in enumerate(zip(*left.values(), strict=True)) if -math.inf not in column]
     return max(left, key=lambda rate: (fmean([left[rate][i] for i in finite] or [0.0]), -rate), default=None)
+
+
+def safest(values: dict[float, list[float]], best: float) -> float:
+    """The best rate, or the smallest that is less than a standard error worse over the seeds; NaN is not less."""
+    differences = {rate: difference(values[best], of_rate) for rate, of_rate in values.items()}
+    return min([best, *(rate for rate, (margin, error) in differences.items() if margin < error)])
 
 
 def difference(values: list[float], others: list[float]) -> tuple[float, float]:

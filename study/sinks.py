@@ -6,17 +6,15 @@ where the head has nothing to do.
 """
 
 import collections
-import itertools
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from study.drawing import COLOURS, SPARE_COLOURS, curve_panels, is_finite
+from study.drawing import arm_looks, curve_panels, is_finite
 from study.page import Table
 from study.rows import number
 
 ARMS = ("none", "elementwise", "sigmoid2", "headwise", "elementwise@value")  # their colours come first
-ARM_COLOURS = [COLOURS[6], *COLOURS[:6], *SPARE_COLOURS]  # black is the first arm, in general without a gate
 
 
 def kinds_in(rows: list[dict]) -> list[str]:
@@ -73,8 +71,7 @@ def figure(rows: list[dict], path: Path) -> Path:
         "Gate": lambda point: gate_of(point[idle]),
     }
     panels = {title: {arm: curves_of(rows, arm, value) for arm in arms} for title, value in values.items()}
-    named = dict.fromkeys([*ARMS, *arms])  # an arm of several figures has one colour
-    looks = {arm: dict(color=colour) for arm, colour in zip(named, itertools.cycle(ARM_COLOURS), strict=False)}
+    looks = arm_looks([*ARMS, *arms])  # an arm of several figures has one colour
     places = {arm: i for i, arm in enumerate(arms)}
     for arm in arms if busy else []:
         label = f"{arm}, at {busy[0]}s"

@@ -131,6 +131,13 @@ def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
     assert claims.judge_claims(config, rows)[0]["flags"] == flags
 
 
+def test_arms_of_a_mixer_at_different_rates_are_flagged():
+    arms = ["gla", "gla gated", "kda", "kda gated"]
+    of_arms = {arm: [{"config": {"attention": arm[:3], "learning_rate": 1e-2 if arm == "gla" else 3e-3}}] for arm in arms}
+    assert claims.unlike_rates(of_arms) == ["rates differ: gla 0.01, gla gated 0.003"]
+    assert not claims.unlike_rates({"none": [{"config": {}}], "gated": [{"config": {}}]})
+
+
 def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
     values, keys = {"none": 0.5, "gated": 0.7}, dict(selection_seeds=[20, 21], learning_rates=[0.001, 0.01])
     chosen = {"rate": 0.01, "other": 0.001, "margin": 0.2, "error": 0.1, "is_edge": False}

@@ -182,6 +182,17 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypa
     assert started.count(first) == started.count(second) == 4
 
 
+def test_a_run_has_the_threads_that_its_config_names(monkeypatch, tmp_path, base):
+    commands = []
+    monkeypatch.setattr(runner, "start_process", lambda command, *words: commands.append(command))
+    monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
+    for number, keys in enumerate((base, base | {"threads": 1})):
+        config = experiment.ExperimentConfig(arms={"none": {}}, base=keys, data=DATA)
+        (item,) = experiment.runs_of(config, [0])
+        runner.start(config, item, tmp_path / f"{number}", threads=2, gpu=None, held=None)
+    assert [keys["threads"] for _, keys in commands] == [2, 1]
+
+
 def test_a_run_of_two_processes_has_the_row_of_one(monkeypatch, tmp_path, base, helpers):
     monkeypatch.setattr(runner, "start_process", START_PROCESS)  # processes of their own, as outside of the tests
     keys = dict(arms={"none": {}}, base=base | {"gradient_accumulation_steps": 2}, data=DATA, jobs=1, exploratory=True)

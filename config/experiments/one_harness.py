@@ -27,7 +27,6 @@ variants = {"none": {}, "sigmoid": {"gate": "elementwise"}}
 selection_seeds = [310, 311]
 selection_iters = 1500
 pool_rates = True
-scores = {"by position": {"lengths": [256]}}
 
 claim_base = {
     "contrast": "none - sigmoid",
