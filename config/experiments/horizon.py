@@ -1,5 +1,5 @@
 """
-Does the gain of a gate last? Softmax on bytes, four times as long as text.py, with meters that can tell why not.
+Does the gain of a gate last? Softmax on bytes, four times as long as on the old text, with meters that tell why not.
 
 4 layers x 128, 256 tokens, 6,000 steps of 2,048 bytes: a third more than the text holds. The text has no tables, tests
 or near-duplicates, and every seed validates on the same packages. A pilot (seeds 1 and 2, not used again) saw the gain

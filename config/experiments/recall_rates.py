@@ -3,7 +3,7 @@ Does a gate cost steps in recall when each arm has its own best rate? recall.py'
 
 In recall.py all arms chose 1e-2, the upper of two rates, and the sigmoid gate took 1.15 times the steps: what a rate
 0.68 times as high would give. Here each arm chooses among six rates, sqrt(2) apart, by the area under its curve, on
-eight seeds that are not compared. 696 runs, of which 576 choose rates, take about 2.5 core-hours.
+eight seeds that are not compared. 696 runs, of which 576 choose rates, take about 3.5 core-hours.
 
 "fixed half" multiplies the branch by 0.5. "fast half" is the same with the output projection at twice the rate. No key
 sets that, and none must: AdamW's steps do not scale with the gradient, so 0.5 W at twice the rate is a weight that
