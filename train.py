@@ -58,8 +58,7 @@ READ_AHEAD = 2  # the steps whose batches are read while a step computes
 
 
 def main(argv: list[str]) -> None:
-    config = configurator.load(TrainConfig, argv)
-    config, resumed, source, notes = where_to_start(config)
+    config, resumed, source, notes = where_to_start(configurator.read_words(TrainConfig, argv))
     with Processes(config.device, config.threads) as processes:
         run(config, processes, resumed, source, notes)
 
@@ -213,7 +212,7 @@ def train(
     """Trains from the first step to max_iters, or until stop_above says that the task is solved. held: holds signals
     back until the last step has been saved."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
-    dtype = processes.from_main(pick_dtype(resumed["dtype"] if resumed else config.dtype, device_type))
+    dtype = processes.from_main(pick_dtype(config.dtype, device_type))
 
     # model, optimizers
     model, new, notes_of_model = make_model(config, resumed, source)

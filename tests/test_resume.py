@@ -18,11 +18,13 @@ import pytest
 import torch
 from conftest import wait_until
 
+import configurator
 import model
 import train
 from runs import checkpoint as checkpoints
 from runs import files, hardware
 from runs.checkpoint import load_model
+from runs.resume import where_to_start
 
 KILLS = int(os.environ.get("NANOGATE_KILLS", 100))
 # a forked process has torch at once: a kill costs a fraction of a second, and is as real as any
@@ -205,6 +207,32 @@ def test_a_resumed_run_has_its_checkpoints_keys_then_a_files_then_the_command_li
     config, group = now["config"], now["optimizer"]["param_groups"][0]
     assert (config["max_iters"], config["learning_rate"], config["seed"]) == (15, 1e-3, 7)
     assert config["weight_decay"] == group["weight_decay"] == 0.1 and group["betas"] == (0.9, 0.9)
+
+
+WSD, LINEAR = dict(schedule="wsd", decay_iters=2), dict(attention="gated_deltanet")
+
+
+@pytest.mark.parametrize(
+    ("had", "start", "given", "has"),
+    [
+        (WSD, "resume", dict(decay_iters=3), dict(decay="wsd", decay_iters=3)),
+        (WSD, "resume", dict(schedule="wsd"), dict(decay="wsd", decay_iters=2)),
+        (WSD, "resume", dict(schedule="constant"), dict(decay="constant", decay_iters=None)),
+        (WSD, "auto", dict(decay_lr=False), dict(decay="constant", decay_iters=None)),
+        (dict(decay_lr=False), "resume", dict(schedule="cosine"), dict(decay="cosine")),
+        (LINEAR, "resume", dict(beta_max=1.0, head_dim=None), dict(attention="gated_deltanet", beta_max=1.0)),
+        (LINEAR, "out/ckpt.pt", dict(levels="log_linear"), dict(attention="gated_deltanet", levels="log_linear")),
+    ],
+    ids=str,
+)
+def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(
+    had, start, given, has, run, helpers, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(run("out", max_iters=1, **had).parent)
+    words = helpers.words(out_dir="out", init_from=start, max_iters=9, **given)
+    config, *_ = where_to_start(configurator.read_words(train.TrainConfig, words))
+    assert {name: getattr(config, name) for name in has} == has and config.max_iters == 9
+    assert config.given == {"out_dir", "init_from", "max_iters", *given}
 
 
 def test_what_no_run_can_go_on_from_is_one_line(keys, helpers):
