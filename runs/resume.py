@@ -12,7 +12,7 @@ import torch
 import configurator
 from configurator import UserError
 from gate import ADDITIVE_ACTIVATIONS
-from keys import WITH_ROPE_LENGTH, TrainConfig
+from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import files, sharded
@@ -36,6 +36,7 @@ def where_to_start(given: dict) -> tuple:
 
     given: the keys of config files and of the command line, which are checked together with those of the checkpoint
     """
+    given = without_alias(given)
     of_start = {name: given.get(name, getattr(TrainConfig, name)) for name in OF_THIS_START}
     init_from, file = of_start["init_from"], Path(of_start["out_dir"]) / "ckpt.pt"
     if init_from == "auto" and file.with_name("lock").is_file():
