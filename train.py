@@ -427,9 +427,10 @@ def train(
     held.close()  # all is saved: a signal may end the run, also one that has come since the last step
     if number := max(processes.from_all(processes.signal)):
         sys.exit(128 + number)
-    size, trained = dataset.counts("val")["tokens"], time.perf_counter() - started - eval_seconds
-    reads_a_sample = (config.eval_tokens or math.inf) < size
-    takes = evaluations[-1].get("seconds", 0.0) * size / evaluations[-1]["labels"]
+    counts, trained = dataset.counts("val"), time.perf_counter() - started - eval_seconds
+    reads_a_sample = (config.eval_tokens or math.inf) < counts["tokens"]
+    labels = counts.get("labels", counts["tokens"])  # of rows few tokens have one
+    takes = evaluations[-1].get("seconds", 0.0) * labels / evaluations[-1]["labels"]
     is_asked = processes.from_main(takes <= trained) if config.eval_whole is None else config.eval_whole
     is_whole = not reads_a_sample or is_asked
     end = processes.from_main(out.ended)  # of a finished run that was started again, maybe for more steps
@@ -445,7 +446,7 @@ def train(
         steps = f"{step} steps" if is_end else f"{step} of {config.max_iters} steps (solved)"
         print(f"validation loss {end['val_loss']:.4f} nats{accuracy} after {steps} in {end['seconds']:.0f} s")
         if not end.get("whole", True):
-            print(f"  of {end['labels']:,} of {size:,} tokens: all take {takes:.1f} s, training took {trained:.1f};")
+            print(f"  of {end['labels']:,} of {labels:,} labels: all take {takes:.1f} s, training took {trained:.1f};")
             print(f"  python train.py --out_dir={config.out_dir} --init_from=resume --eval_whole=true reads them")
         best = f"validation loss {best_val_loss:.4f}{' on the sample' if reads_a_sample else ''}"
         print(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")

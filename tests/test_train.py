@@ -341,7 +341,7 @@ def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(t
 
 
 def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
-    text, tmp_path, helpers, capsys, monkeypatch
+    text, mqar, tmp_path, helpers, capsys, monkeypatch
 ):
     """By this clock an evaluation takes 10 s, and all between two looks at it a millisecond."""
     now, calls, read = itertools.count(0, 1e-3), [], train.evaluate
@@ -359,6 +359,8 @@ def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
     assert len(calls) == n_calls + 1 and [row["event"] for row in helpers.metrics(out)].count("end") == 1
     whole = helpers.metrics(helpers.train(text, tmp_path / "whole", eval_whole=True, **keys))[-1]
     assert whole["labels"] == size and whole["whole"]
+    helpers.train(mqar, tmp_path / "rows", **keys | {"eval_tokens": 320})  # 4 labels in a row of 32 tokens
+    assert "  of 40 of 1,200 labels: all take 300.0 s, training" in capsys.readouterr().out
 
 
 # -- Learning rate, gradients, gates -----------------------------------------------------------------------------------
