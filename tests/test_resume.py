@@ -354,6 +354,22 @@ def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_b
 # -- One run at a time; what is kept -----------------------------------------------------------------------------------
 
 
+def test_a_run_does_not_go_on_from_a_checkpoint_that_was_replaced_before_it_had_the_lock(run, helpers, monkeypatch):
+    out, start = run("out", max_iters=4), train.where_to_start
+
+    def replaced(given):
+        found = start(given)
+        checkpoints.save(out / "ckpt.pt", checkpoints.load(out, parts=checkpoints.ALL) | {"iter_num": 6})
+        return found
+
+    monkeypatch.setattr(train, "where_to_start", replaced)
+    rows = helpers.metrics(out)
+    message = helpers.error_of(run, "out", init_from="resume")
+    assert message == f"{out}: its ckpt.pt was replaced after this start had read it; start it again"
+    assert helpers.metrics(out) == rows
+    files.lock(out).close()
+
+
 def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, helpers):
     out = keys("out")["out_dir"]
     first = start(keys("out", max_iters=100_000), helpers)
