@@ -34,10 +34,12 @@ from runs.hardware import Processes
 from runs.parallel import gathered
 
 ROOT = Path(__file__).resolve().parents[1]
-# what the numbers of a run depend on: another version of one of them may give other numbers
-OPS = tuple(f"ops/{name}.py" for name in ("recurrence", "levels", "kernels", "layers", "fast", "loss"))
-MODEL = ("model.py", "mixers.py", "mixer.py", "gate.py")
-RESULT_FILES = (*MODEL, *OPS, "train.py", "optim.py", "data/shards.py", "data/drawn.py")
+# what the numbers of a run depend on, but for runs/: another version of one of them may give other numbers
+RESULT_FILES = (
+    "model.py", "mixers.py", "mixer.py", "gate.py", "keys.py", "train.py", "optim.py", "evaluate.py",
+    "ops/__init__.py", "ops/recurrence.py", "ops/levels.py", "ops/kernels.py", "ops/layers.py", "ops/fast.py",
+    "ops/loss.py", "data/shards.py", "data/drawn.py",
+)  # fmt: skip
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 
+import house
 import pytest
 import torch
 
@@ -305,6 +306,16 @@ def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code(run, projec
     assert (out / "code" / "model.py").read_text() == before + "# an edit\n"
     about, checkpoint = json.loads((out / "config.json").read_text()), checkpoints.load(out)
     assert about["code_sha256"] == checkpoint["code_sha256"] == outdir.code_sha256()[0]
+
+
+def test_the_hash_covers_what_train_py_imports_but_for_runs_reading_of_keys_figures_and_drawing_of_tokens():
+    graph = house.imports([house.Path(name) for name in outdir.code_of_the_project()])
+    found = ["train"]
+    for module in found:  # grows meanwhile
+        found += sorted(graph[module] - {*found})
+    files = [name.replace(".", "/") + ".py" for name in found if name.split(".")[0] not in ("runs", "study")]
+    left_out = {"configurator.py", "ops/sampling.py"}
+    assert sorted(outdir.RESULT_FILES) == sorted({*files, "ops/__init__.py"} - {"ops.py"} - left_out)
 
 
 def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
