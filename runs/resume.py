@@ -63,8 +63,8 @@ def go_on(given: dict, file: Path) -> tuple:
     before = dataclasses.asdict(configurator.build(TrainConfig, resumed["config"], source=str(file)))
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
     of_model = model_keys(resumed, file)
-    # a run's evaluations are compared with each other: they read the same sample
-    kept = {"eval_tokens": before["eval_tokens"], "optimizer": before["optimizer"], "dtype": resumed["dtype"]}
+    # a run's evaluations are compared with each other: they read the same sample in the same way
+    kept = {name: before[name] for name in ("eval_tokens", "mask_documents", "optimizer")} | {"dtype": resumed["dtype"]}
     for name, value in (of_model | kept).items():
         if given.get(name, value) != value and (name, given[name]) not in DERIVED:
             raise UserError(
