@@ -67,6 +67,7 @@ from runs import memory, parallel
 from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
 from runs.files import check_output, write_text
 from runs.hardware import Processes, autocast, pick_dtype
+from runs.notes import unused_keys
 from runs.outdir import check_same_start
 from study.interventions import gates_to_prune, pruned, quantised
 from study.page import aligned
@@ -245,6 +246,9 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     is_sharded = parallel.is_sharded(config, processes.world_size)
     model, checkpoint = load_model(config.checkpoint, "cpu" if is_sharded else processes.device, **rope)
+    unused = unused_keys(model.config) if rope else {}
+    for name in [name for name in rope if name in unused and rope[name] not in ("none", 1.0)]:
+        raise UserError(f"{name}={rope[name]}: changes nothing, since {unused[name]}")
     name = config.dataset or checkpoint.get("data", {}).get("mixture")
     dataset = data_of(checkpoint, name, config.mask_documents)
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")

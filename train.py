@@ -255,7 +255,7 @@ def train(
             f"{f', {config.parallel}' * (world_size > 1)}, compile {compiled}, torch {torch.__version__}",
             f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}",
         ]
-        print("\n".join([*lines, *notes_on_keys(config)]))
+        print("\n".join([*lines, *notes_on_keys(config, resumed is not None, new)]))
     code, code_files = code_sha256()  # read now: later edits do not change this run
     about = {"run_id": run_id, "config": dataclasses.asdict(config), "dtype": dtype}
     about |= {"code_sha256": code, "code_files": code_files}

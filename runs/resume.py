@@ -77,7 +77,8 @@ def go_on(given: dict, file: Path) -> tuple:
     config = configurator.build(TrainConfig, values, source=str(file))
     if resumed["iter_num"] > config.max_iters:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
-    del before["dtype"]  # auto, or what was derived of it
+    for name in ("dtype", "keep_moments", *["new_lr_scale"] * (not resumed["new"])):
+        del before[name]  # what was derived of auto, and what does nothing here
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
     if changed := [name for name, digest in code_sha256()[1].items() if resumed["code_files"].get(name) != digest]:
         notes.append(f"the code has changed since this checkpoint: {', '.join(changed)}")

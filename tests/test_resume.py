@@ -190,8 +190,10 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
     message = helpers.error_of(helpers.train, **keys("out", init_from="resume", attention="gated"))
     assert message.startswith(f"gate=elementwise: {out}/ckpt.pt has none, which a resumed run keeps; leave")
     capsys.readouterr()
-    helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3, vocab_size=None))
+    nothing = dict(keep_moments=True, new_lr_scale=2.0)
+    helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3, vocab_size=None, **nothing))
     said = capsys.readouterr().out
+    assert all(f"note: {name}={value} changes nothing: " in said for name, value in nothing.items())
     changed = re.findall("(?m)^(.*), where the checkpoint has (.*)$", said)
     assert changed == [("max_iters: 5", "4"), ("learning_rate: 0.001", "0.003")]
 
