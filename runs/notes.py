@@ -50,7 +50,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
         (["gate_rank"], config.gate_input == "static", "gate_input is static"),
         (["gate_activation", "gate_rank", "gate_input", "gate_bias"], not positions, "gate is none or native"),
         (["norm_first"], "readout" not in positions, "there is no gate at the readout"),
-        (["gate"], asked and not any(asked), why_not_native),
+        (["gate"], asked and not any(asked) and not positions, why_not_native),
         (["match_params"], not positions and not any(asked), "there is no gate"),
     )
 

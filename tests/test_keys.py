@@ -57,6 +57,7 @@ SITUATIONS = [
     dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),
     dict(attention="gated_deltanet", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
     dict(attention="cosformer,gla", gate="native,none", n_layer=2),
+    dict(gate="native,elementwise", n_layer=2),
     dict(attention="gla,softmax,mamba2", gate="native+elementwise", n_layer=3),
     *(dict(attention="rotated", position=position) for position in ("rope", "none", "learned")),
     dict(attention="window,gla", n_layer=2, rope_scaling="yarn", rope_factor=2.0),
