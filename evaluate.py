@@ -331,7 +331,9 @@ def table(about: dict, results: list[dict]) -> str:
     columns = [result for result in results if "limit" not in result]
     first = columns[0] if columns else {}
     rows = [[name, *(c[name] for c in columns)] for name, x in first.items() if not isinstance(x, dict | list)]
-    rows += [[f"loss {name}", *(c["loss_of"].get(name, "-") for c in columns)] for name in first.get("loss_of", {})]
+    parts = sorted((c.get("loss_of", {}) for c in columns), key=len, reverse=True)  # a short context has fewer
+    names = dict.fromkeys(name for part in parts for name in part)
+    rows += [[f"loss {name}", *(c["loss_of"].get(name, "-") for c in columns)] for name in names]
     rows += [[f"loss {part}", *(c["parts"][part]["loss"] for c in columns)] for part in first.get("parts", {})]
     rows += [[f"accuracy {name}", accuracy] for name, accuracy in first.get("slices", {}).items()]
 
