@@ -369,7 +369,8 @@ def train(
         if is_due and (is_end or is_solved):
             break
 
-        # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read
+        # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read, but for one
+        # number a step where an optimizer is not fused, as Muon and those of MPS
         batches, loss = next(batches_of_steps), torch.zeros((), device=device)
         for batch in batches:
             with parallel.no_sync(step_model, unless=batch is batches[-1]):
