@@ -67,6 +67,7 @@ from runs import memory, parallel
 from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
 from runs.files import check_output, write_text
 from runs.hardware import Processes, autocast, pick_dtype
+from runs.notes import unused_keys
 from runs.outdir import check_same_start
 from study.interventions import gates_to_prune, pruned, quantised
 from study.page import aligned
@@ -245,6 +246,9 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     is_sharded = parallel.is_sharded(config, processes.world_size)
     model, checkpoint = load_model(config.checkpoint, "cpu" if is_sharded else processes.device, **rope)
+    unused = unused_keys(model.config) if rope else {}
+    for name in [name for name in rope if name in unused and rope[name] not in ("none", 1.0)]:
+        raise UserError(f"{name}={rope[name]}: changes nothing, since {unused[name]}")
     name = config.dataset or checkpoint.get("data", {}).get("mixture")
     dataset = data_of(checkpoint, name, config.mask_documents)
     processes.check_same(dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data")
@@ -327,7 +331,9 @@ def table(about: dict, results: list[dict]) -> str:
     columns = [result for result in results if "limit" not in result]
     first = columns[0] if columns else {}
     rows = [[name, *(c[name] for c in columns)] for name, x in first.items() if not isinstance(x, dict | list)]
-    rows += [[f"loss {name}", *(c["loss_of"].get(name, "-") for c in columns)] for name in first.get("loss_of", {})]
+    parts = sorted((c.get("loss_of", {}) for c in columns), key=len, reverse=True)  # a short context has fewer
+    names = dict.fromkeys(name for part in parts for name in part)
+    rows += [[f"loss {name}", *(c["loss_of"].get(name, "-") for c in columns)] for name in names]
     rows += [[f"loss {part}", *(c["parts"][part]["loss"] for c in columns)] for part in first.get("parts", {})]
     rows += [[f"accuracy {name}", accuracy] for name, accuracy in first.get("slices", {}).items()]
 

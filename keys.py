@@ -42,6 +42,14 @@ def word_of(pattern: str, layer: int) -> str:
     return words[layer % len(words)].strip()
 
 
+def without_alias(keys: dict) -> dict:
+    """The keys, in which attention=gated, BlaGPT's name for softmax with the gate of Qiu et al., is spelled out."""
+    if keys.get("attention") != "gated":
+        return keys
+    gate = keys.get("gate", "none")
+    return keys | {"attention": "softmax", "gate": "elementwise" if gate == "none" else gate}
+
+
 @dataclass
 class GPTConfig:
     """Every key of the model. Raises UserError for values that don't fit together."""
@@ -136,9 +144,7 @@ class GPTConfig:
 
     def __post_init__(self):
         check(self)
-        if self.attention == "gated":  # BlaGPT's name for softmax with the gate of Qiu et al.
-            self.attention = "softmax"
-            self.gate = "elementwise" if self.gate == "none" else self.gate
+        vars(self).update(without_alias(vars(self)))
         if self.head_dim is None and self.n_embd % self.n_head:
             raise UserError(f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}, or give head_dim")
         self.head_dim = self.head_dim or self.n_embd // self.n_head

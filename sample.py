@@ -2,7 +2,7 @@
 
     python sample.py --checkpoint=out/best.pt --start="def main("
     python sample.py --start=FILE:prompt.txt        a prompt from a file (nanoGPT's spelling)
-    torchrun --standalone --nproc_per_node=8 sample.py    from a model that 8 GPUs share, a shard on each
+    torchrun --standalone --nproc_per_node=8 -- sample.py --start=a    from a model that 8 GPUs share, a shard on each
 
 A new token costs one step: softmax layers keep their keys and values, other mixers their state.
 """

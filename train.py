@@ -58,8 +58,7 @@ READ_AHEAD = 2  # the steps whose batches are read while a step computes
 
 
 def main(argv: list[str]) -> None:
-    config = configurator.load(TrainConfig, argv)
-    config, resumed, source, notes = where_to_start(config)
+    config, resumed, source, notes = where_to_start(configurator.read_words(TrainConfig, argv))
     with Processes(config.device, config.threads) as processes:
         run(config, processes, resumed, source, notes)
 
@@ -213,7 +212,7 @@ def train(
     """Trains from the first step to max_iters, or until stop_above says that the task is solved. held: holds signals
     back until the last step has been saved."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
-    dtype = processes.from_main(pick_dtype(resumed["dtype"] if resumed else config.dtype, device_type))
+    dtype = processes.from_main(pick_dtype(config.dtype, device_type))
 
     # model, optimizers
     model, new, notes_of_model = make_model(config, resumed, source)
@@ -256,7 +255,7 @@ def train(
             f"{f', {config.parallel}' * (world_size > 1)}, compile {compiled}, torch {torch.__version__}",
             f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}",
         ]
-        print("\n".join([*lines, *notes_on_keys(config)]))
+        print("\n".join([*lines, *notes_on_keys(config, resumed is not None, new)]))
     code, code_files = code_sha256()  # read now: later edits do not change this run
     about = {"run_id": run_id, "config": dataclasses.asdict(config), "dtype": dtype}
     about |= {"code_sha256": code, "code_files": code_files}
@@ -370,7 +369,8 @@ def train(
         if is_due and (is_end or is_solved):
             break
 
-        # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read
+        # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read, but for one
+        # number a step where an optimizer is not fused, as Muon and those of MPS
         batches, loss = next(batches_of_steps), torch.zeros((), device=device)
         for batch in batches:
             with parallel.no_sync(step_model, unless=batch is batches[-1]):
@@ -428,9 +428,10 @@ def train(
     held.close()  # all is saved: a signal may end the run, also one that has come since the last step
     if number := max(processes.from_all(processes.signal)):
         sys.exit(128 + number)
-    size, trained = dataset.counts("val")["tokens"], time.perf_counter() - started - eval_seconds
-    reads_a_sample = (config.eval_tokens or math.inf) < size
-    takes = evaluations[-1].get("seconds", 0.0) * size / evaluations[-1]["labels"]
+    counts, trained = dataset.counts("val"), time.perf_counter() - started - eval_seconds
+    reads_a_sample = (config.eval_tokens or math.inf) < counts["tokens"]
+    labels = counts.get("labels", counts["tokens"])  # of rows few tokens have one
+    takes = evaluations[-1].get("seconds", 0.0) * labels / evaluations[-1]["labels"]
     is_asked = processes.from_main(takes <= trained) if config.eval_whole is None else config.eval_whole
     is_whole = not reads_a_sample or is_asked
     end = processes.from_main(out.ended)  # of a finished run that was started again, maybe for more steps
@@ -446,7 +447,7 @@ def train(
         steps = f"{step} steps" if is_end else f"{step} of {config.max_iters} steps (solved)"
         print(f"validation loss {end['val_loss']:.4f} nats{accuracy} after {steps} in {end['seconds']:.0f} s")
         if not end.get("whole", True):
-            print(f"  of {end['labels']:,} of {size:,} tokens: all take {takes:.1f} s, training took {trained:.1f};")
+            print(f"  of {end['labels']:,} of {labels:,} labels: all take {takes:.1f} s, training took {trained:.1f};")
             print(f"  python train.py --out_dir={config.out_dir} --init_from=resume --eval_whole=true reads them")
         best = f"validation loss {best_val_loss:.4f}{' on the sample' if reads_a_sample else ''}"
         print(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")

@@ -38,8 +38,10 @@ CHOICES = "byte, gpt2, bpe:N (N ids, trained on the text for training), or a fol
 
 def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
     """The tokenizer that a model was trained with. data: what its checkpoint keeps of the data set."""
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
-    return get_tokenizer(data.get("tokenizer", ""), [folder, data.get("path") or "."])
+    folder, name = path if os.path.isdir(path) else os.path.dirname(path), data.get("tokenizer", "")
+    if name not in TOKENIZERS and not name.startswith(f"{TOKENIZER_FILE} "):
+        raise UserError(f"{path}: the ids that it was trained on ({name or 'of unknown data'}) stand for no text")
+    return get_tokenizer(name, [folder, data.get("path") or "."])
 
 
 def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:

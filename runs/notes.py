@@ -13,13 +13,14 @@ from runs.memory import NoRandomStart
 NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the weights, the data and the output
 
 
-def notes_on_keys(config) -> list[str]:
+def notes_on_keys(config, resumes: bool, new: list[str]) -> list[str]:
     """A line of text for each key that was given and has no effect in this run, and for a warmup that is longer than
-    the run."""
+    the run. new: the parameters that the weights it started from lacked."""
     unused = unused_keys(config) | reasons(
         (["min_lr", "lr_decay_iters"], config.decay == "constant", "schedule is constant"),
         (["muon_lr_scale"], config.optimizer == "adamw", "optimizer is adamw"),
-        (["new_lr_scale"], config.init_from == "scratch", "the run starts from scratch"),
+        (["new_lr_scale"], not new, "the run has no parameter that the weights of init_from lacked"),
+        (["keep_moments"], resumes, "the run goes on with its own"),
         (["shards", "gather_dtype"], config.parallel == "ddp", "parallel is ddp"),
     )
     given = [name for name in unused if name in getattr(config, "given", ())]
@@ -49,7 +50,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
         (["gate_rank"], config.gate_input == "static", "gate_input is static"),
         (["gate_activation", "gate_rank", "gate_input", "gate_bias"], not positions, "gate is none or native"),
         (["norm_first"], "readout" not in positions, "there is no gate at the readout"),
-        (["gate"], asked and not any(asked), why_not_native),
+        (["gate"], asked and not any(asked) and not positions, why_not_native),
         (["match_params"], not positions and not any(asked), "there is no gate"),
     )
 

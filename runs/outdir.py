@@ -34,10 +34,12 @@ from runs.hardware import Processes
 from runs.parallel import gathered
 
 ROOT = Path(__file__).resolve().parents[1]
-# what the numbers of a run depend on: another version of one of them may give other numbers
-OPS = tuple(f"ops/{name}.py" for name in ("recurrence", "levels", "kernels", "layers", "fast", "loss"))
-MODEL = ("model.py", "mixers.py", "mixer.py", "gate.py")
-RESULT_FILES = (*MODEL, *OPS, "train.py", "optim.py", "data/shards.py", "data/drawn.py")
+# what the numbers of a run depend on, but for runs/: another version of one of them may give other numbers
+RESULT_FILES = (
+    "model.py", "mixers.py", "mixer.py", "gate.py", "keys.py", "train.py", "optim.py", "evaluate.py",
+    "ops/__init__.py", "ops/recurrence.py", "ops/levels.py", "ops/kernels.py", "ops/layers.py", "ops/fast.py",
+    "ops/loss.py", "data/shards.py", "data/drawn.py",
+)  # fmt: skip
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 
@@ -118,6 +120,11 @@ class OutDir:
                 f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from its ckpt.pt, "
                 "--overwrite=true starts over"
             )
+        if self.resumed is not None:  # read before the lock was there: the run before may have saved once more
+            last = checkpoints.load_torch(self.path / "ckpt.pt", mapped=True)
+            if any(last.get(name) != self.resumed[name] for name in ("run_id", "iter_num")):
+                self.lock.close()
+                raise UserError(f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again")
         files.remove_leftovers(self.path)
 
     def _start(self, about, first_step):

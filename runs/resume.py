@@ -12,7 +12,7 @@ import torch
 import configurator
 from configurator import UserError
 from gate import ADDITIVE_ACTIVATIONS
-from keys import WITH_ROPE_LENGTH
+from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import files, sharded
@@ -28,84 +28,89 @@ OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come fr
 MOMENTS = {"AdamW": {"exp_avg", "exp_avg_sq", "step"}, "Muon": {"momentum_buffer"}}
 # seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is gone (NFS 4: 90)
 LOCK_WAIT = 120.0
-DERIVED = (("dtype", "auto"), ("vocab_size", None))  # keys that stand for what the run has derived
+DERIVED = (("dtype", "auto"), ("vocab_size", None), ("head_dim", None))  # keys that stand for what the run has derived
 
 
-def where_to_start(config) -> tuple:
-    """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print)."""
-    file = Path(config.out_dir) / "ckpt.pt"
-    if config.init_from == "auto" and file.with_name("lock").is_file():
-        files.lock(config.out_dir, LOCK_WAIT).close()  # the job before this one may still be writing it
-    if config.init_from == "resume" or file.is_file() and config.init_from == "auto":
-        return go_on(config, file)
-    if config.init_from not in ("scratch", "auto"):
-        return start_from_weights(config)
-    if config.keep_moments:
-        raise UserError(f"keep_moments=True: init_from={config.init_from!r} has none; name a run's ckpt.pt there")
-    return config, None, None, []
+def where_to_start(given: dict) -> tuple:
+    """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print).
+
+    given: the keys of config files and of the command line, which are checked together with those of the checkpoint
+    """
+    given = without_alias(given)
+    of_start = {name: given.get(name, getattr(TrainConfig, name)) for name in OF_THIS_START}
+    init_from, file = of_start["init_from"], Path(of_start["out_dir"]) / "ckpt.pt"
+    if init_from == "auto" and file.with_name("lock").is_file():
+        files.lock(file.parent, LOCK_WAIT).close()  # the job before this one may still be writing it
+    if init_from == "resume" or file.is_file() and init_from == "auto":
+        config, *rest = go_on(given | of_start, file)
+    elif init_from not in ("scratch", "auto"):
+        config, *rest = start_from_weights(given, init_from)
+    else:
+        config, *rest = configurator.build(TrainConfig, given), None, None, []
+        if config.keep_moments:
+            raise UserError(f"keep_moments=True: init_from={init_from!r} has none; name a run's ckpt.pt there")
+    config.given = frozenset(given)
+    return config, *rest
 
 
-def go_on(config, file: Path) -> tuple:
+def go_on(given: dict, file: Path) -> tuple:
     """What where_to_start returns for a run that goes on from this ckpt.pt."""
     resumed, about = checkpoints.load(file, mapped=True, parts=()), file.with_name("config.json")
     if missing := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights")
     if about.is_file() and resumed["run_id"] not in about.read_text(errors="replace"):
         raise UserError(f"{file}: not of the run that {about} describes; put its own one back")
-    before = dataclasses.asdict(configurator.build(type(config), resumed["config"], source=str(file)))
+    before = dataclasses.asdict(configurator.build(TrainConfig, resumed["config"], source=str(file)))
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
     of_model = model_keys(resumed, file)
-    asked = {name: getattr(config, name) for name in config.given}
-    # a run's evaluations are compared with each other: they read the same sample
-    kept = {"eval_tokens": before["eval_tokens"], "optimizer": before["optimizer"], "dtype": resumed["dtype"]}
+    # a run's evaluations are compared with each other: they read the same sample in the same way
+    kept = {name: before[name] for name in ("eval_tokens", "mask_documents", "optimizer")} | {"dtype": resumed["dtype"]}
     for name, value in (of_model | kept).items():
-        if name in asked and asked[name] != value and (name, asked[name]) not in DERIVED:
+        if given.get(name, value) != value and (name, given[name]) not in DERIVED:
             raise UserError(
-                f"{name}={asked[name]}: {file} has {value}, which a resumed run keeps; leave it out, or its config"
+                f"{name}={given[name]}: {file} has {value}, which a resumed run keeps; leave it out, or its config"
             )
-    asked |= {name: getattr(config, name) for name in OF_THIS_START}
-    config = configurator.build(type(config), before | asked | of_model, source=str(file))
-    config.given = frozenset(asked)
+    # another schedule replaces all that the checkpoint says of its own
+    is_other = given.get("schedule", before["schedule"]) != before["schedule"] or given.get("decay_lr") is False
+    replaced = {"schedule": None, "decay_lr": True, "decay_iters": None} if is_other else {}
+    values = before | replaced | given | of_model | {"dtype": resumed["dtype"]}
+    config = configurator.build(TrainConfig, values, source=str(file))
     if resumed["iter_num"] > config.max_iters:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
-    del before["dtype"]  # auto, or what was derived of it
+    for name in ("dtype", "keep_moments", *["new_lr_scale"] * (not resumed["new"])):
+        del before[name]  # what was derived of auto, and what does nothing here
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
     if changed := [name for name, digest in code_sha256()[1].items() if resumed["code_files"].get(name) != digest]:
         notes.append(f"the code has changed since this checkpoint: {', '.join(changed)}")
-    return config, resumed, None, notes + differences(config, asked, before, "the checkpoint")
+    return config, resumed, None, notes + differences(config, given, before, "the checkpoint")
 
 
-def start_from_weights(config) -> tuple:
+def start_from_weights(given: dict, path: str) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
-    path, given = config.init_from, config.given
-    asked = {name: getattr(config, name) for name in given}
-    parts = checkpoints.ALL if config.keep_moments else checkpoints.WEIGHTS
+    parts = checkpoints.ALL if given.get("keep_moments") else checkpoints.WEIGHTS
     source = checkpoints.load(path, mapped=True, parts=parts)
-    if config.gate != "none":  # the default, so that it was asked for: attention=gated sets it, too
-        asked["gate"] = config.gate
     of_model = model_keys(source, path)
-    config = configurator.build(type(config), dataclasses.asdict(config) | of_model | asked, source=path)
-    config.given = given
+    config = configurator.build(TrainConfig, of_model | given, source=path)
     if config.rope_scaling in WITH_ROPE_LENGTH:  # whatever the block_size from here on
         config.rope_length = config.rope_length or of_model["block_size"]
     has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, of_model).layers())
     if has_gates and config.gate_activation != of_model["gate_activation"]:
         had = of_model["gate_activation"]
         raise UserError(f"gate_activation={config.gate_activation!r}: would change the gates that {path} has: {had!r}")
-    notes = differences(config, asked, of_model, path)
+    notes = differences(config, given, of_model, path)
     if config.keep_moments:
         if missing := [name for name in ("optimizer", "config", "iter_num") if name not in source]:
             raise UserError(f"keep_moments=True: {path} has no {missing[0]}; a run's ckpt.pt or best.pt has it")
-        had = configurator.build(type(config), source["config"], source=path).optimizer
+        had = configurator.build(TrainConfig, source["config"], source=path).optimizer
         if had != config.optimizer:
             raise UserError(f"keep_moments=True: {path} has the moments of {had}, not of optimizer={config.optimizer}")
         notes.append(f"with the moments that the optimizer of {path} had at step {source['iter_num']}")
     return config, None, source, notes
 
 
-def differences(config, asked: dict, before: dict, where: str) -> list[str]:
-    """Lines about the keys that were asked for and differ from what a checkpoint has."""
-    keys = [name for name in before if name in asked and getattr(config, name) != before[name]]
+def differences(config, given: dict, before: dict, where: str) -> list[str]:
+    """Lines about the keys that were given and differ from what a checkpoint has."""
+    keys = [name for name in before if name in given and getattr(config, name) != before[name]]
     return [f"{name}: {getattr(config, name)}, where {where} has {before[name]}" for name in keys]
 
 

@@ -170,7 +170,12 @@ def flags(config, rows: list[dict], choices: Sequence[dict], question: dict) -> 
         return []
     tried = {config.rate_of.get(arm, arm) for arm in arms}
     words = ends_of_the_scale(config, arms) if question["of"] == ["accuracy"] else []
-    return [*words, *unlike_pairs(arms), *unlike_rates(arms), *doubts([choice for choice in choices if choice["arm"] in tried])]
+    return [
+        *words,
+        *unlike_pairs(arms),
+        *unlike_rates(arms),
+        *doubts([choice for choice in choices if choice["arm"] in tried]),
+    ]
 
 
 def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:

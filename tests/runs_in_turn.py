@@ -114,7 +114,7 @@ with Processes("cpu", 1) as processes:
         if "--init_from=resume" in words:  # until its tensors are restored
             counting.start()
         try:
-            config, *rest = where_to_start(configurator.load(train.TrainConfig, words))
+            config, *rest = where_to_start(configurator.read_words(train.TrainConfig, words))
             train.run(config, processes, *rest)
         except SystemExit as ended:
             status = ended.code

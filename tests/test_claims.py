@@ -133,7 +133,9 @@ def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
 
 def test_arms_of_a_mixer_at_different_rates_are_flagged():
     arms = ["gla", "gla gated", "kda", "kda gated"]
-    of_arms = {arm: [{"config": {"attention": arm[:3], "learning_rate": 1e-2 if arm == "gla" else 3e-3}}] for arm in arms}
+    of_arms = {
+        arm: [{"config": {"attention": arm[:3], "learning_rate": 1e-2 if arm == "gla" else 3e-3}}] for arm in arms
+    }
     assert claims.unlike_rates(of_arms) == ["rates differ: gla 0.01, gla gated 0.003"]
     assert not claims.unlike_rates({"none": [{"config": {}}], "gated": [{"config": {}}]})
 

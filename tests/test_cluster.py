@@ -82,7 +82,9 @@ def one_after_the_other(cases):
             try:
                 with mock.patch.object(outdir, "sha256_of", sha256_of):
                     if script == "train":
-                        config, *rest = where_to_start(configurator.load(train.TrainConfig, words[processes.rank]))
+                        config, *rest = where_to_start(
+                            configurator.read_words(train.TrainConfig, words[processes.rank])
+                        )
                         train.run(config, processes, *rest)
                     else:
                         evaluate.run(configurator.load(evaluate.EvaluateConfig, words[processes.rank]), processes)

@@ -91,6 +91,14 @@ def test_the_parts_of_a_texts_loss_are_means_over_their_labels(text):
     assert found == pytest.approx(mean, rel=1e-9)
 
 
+def test_a_row_that_only_longer_contexts_have_is_in_the_table(checkpoint, helpers, capsys):
+    evaluate.main(helpers.words(checkpoint=checkpoint(attention="gla"), device="cpu", lengths="4,8,128"))
+    rows = re.findall("(?m)^  loss ([a-z_]+) +([0-9.-]+) +([0-9.-]+) +([0-9.-]+)$", capsys.readouterr().out)
+    assert [(name, numbers.count("-")) for name, *numbers in rows] == [
+        ("near", 1), ("far", 0), ("repeated", 2), ("elsewhere", 0), ("far_minus_near", 1), ("repeated_minus_elsewhere", 2)
+    ]  # fmt: skip
+
+
 def test_a_sample_without_a_label_is_one_line_also_where_several_processes_have_none(text, helpers):
     assert "no token of val has a label" in helpers.error_of(evaluate.summarize, {}, text, "val")
 
@@ -112,6 +120,19 @@ def checkpoint(text, tmp_path):
         return tmp_path
 
     return save
+
+
+@pytest.mark.parametrize(
+    ("attention", "rope", "message"),
+    [
+        ("softmax", dict(rope_factor=4.0), "rope_factor=4.0: changes nothing, since rope_scaling is none"),
+        ("softmax", dict(rope_scaling="yarn"), "rope_scaling=yarn: changes nothing, since rope_factor is 1"),
+        ("gla", dict(rope_scaling="ntk"), "rope_scaling=ntk: changes nothing, since no layer reads it"),
+    ],
+)
+def test_a_key_of_rope_that_would_change_nothing_is_refused(attention, rope, message, checkpoint, helpers):
+    words = helpers.words(checkpoint=checkpoint(attention=attention), device="cpu", **rope)
+    assert helpers.error_of(evaluate.main, words) == message
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

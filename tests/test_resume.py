@@ -18,11 +18,13 @@ import pytest
 import torch
 from conftest import wait_until
 
+import configurator
 import model
 import train
 from runs import checkpoint as checkpoints
 from runs import files, hardware
 from runs.checkpoint import load_model
+from runs.resume import where_to_start
 
 KILLS = int(os.environ.get("NANOGATE_KILLS", 100))
 # a forked process has torch at once: a kill costs a fraction of a second, and is as real as any
@@ -185,9 +187,13 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
     ]:  # fmt: skip
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **{name: value}))
         assert message.startswith(f"{name}={value}: {out}/ckpt.pt has {was}, which a resumed run keeps; leave")
+    message = helpers.error_of(helpers.train, **keys("out", init_from="resume", attention="gated"))
+    assert message.startswith(f"gate=elementwise: {out}/ckpt.pt has none, which a resumed run keeps; leave")
     capsys.readouterr()
-    helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3, vocab_size=None))
+    nothing = dict(keep_moments=True, new_lr_scale=2.0)
+    helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3, vocab_size=None, **nothing))
     said = capsys.readouterr().out
+    assert all(f"note: {name}={value} changes nothing: " in said for name, value in nothing.items())
     changed = re.findall("(?m)^(.*), where the checkpoint has (.*)$", said)
     assert changed == [("max_iters: 5", "4"), ("learning_rate: 0.001", "0.003")]
 
@@ -205,6 +211,33 @@ def test_a_resumed_run_has_its_checkpoints_keys_then_a_files_then_the_command_li
     config, group = now["config"], now["optimizer"]["param_groups"][0]
     assert (config["max_iters"], config["learning_rate"], config["seed"]) == (15, 1e-3, 7)
     assert config["weight_decay"] == group["weight_decay"] == 0.1 and group["betas"] == (0.9, 0.9)
+
+
+WSD, LINEAR = dict(schedule="wsd", decay_iters=2), dict(attention="gated_deltanet")
+
+
+@pytest.mark.parametrize(
+    ("had", "start", "given", "has"),
+    [
+        (WSD, "resume", dict(decay_iters=3), dict(decay="wsd", decay_iters=3)),
+        (WSD, "resume", dict(schedule="wsd"), dict(decay="wsd", decay_iters=2)),
+        (WSD, "resume", dict(schedule="constant"), dict(decay="constant", decay_iters=None)),
+        (WSD, "auto", dict(decay_lr=False), dict(decay="constant", decay_iters=None)),
+        (dict(decay_lr=False), "resume", dict(schedule="cosine"), dict(decay="cosine")),
+        (LINEAR, "resume", dict(beta_max=1.0, head_dim=None), dict(attention="gated_deltanet", beta_max=1.0)),
+        (dict(attention="gated"), "resume", dict(attention="gated"), dict(attention="softmax", gate="elementwise")),
+        (LINEAR, "out/ckpt.pt", dict(levels="log_linear"), dict(attention="gated_deltanet", levels="log_linear")),
+    ],
+    ids=str,
+)
+def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(
+    had, start, given, has, run, helpers, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(run("out", max_iters=1, **had).parent)
+    words = helpers.words(out_dir="out", init_from=start, max_iters=9, **given)
+    config, *_ = where_to_start(configurator.read_words(train.TrainConfig, words))
+    assert {name: getattr(config, name) for name in has} == has and config.max_iters == 9
+    assert config.given >= {"out_dir", "init_from", "max_iters", *given}
 
 
 def test_what_no_run_can_go_on_from_is_one_line(keys, helpers):
@@ -321,6 +354,22 @@ def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_b
 
 
 # -- One run at a time; what is kept -----------------------------------------------------------------------------------
+
+
+def test_a_run_does_not_go_on_from_a_checkpoint_that_was_replaced_before_it_had_the_lock(run, helpers, monkeypatch):
+    out, start = run("out", max_iters=4), train.where_to_start
+
+    def replaced(given):
+        found = start(given)
+        checkpoints.save(out / "ckpt.pt", checkpoints.load(out, parts=checkpoints.ALL) | {"iter_num": 6})
+        return found
+
+    monkeypatch.setattr(train, "where_to_start", replaced)
+    rows = helpers.metrics(out)
+    message = helpers.error_of(run, "out", init_from="resume")
+    assert message == f"{out}: its ckpt.pt was replaced after this start had read it; start it again"
+    assert helpers.metrics(out) == rows
+    files.lock(out).close()
 
 
 def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, helpers):

@@ -133,8 +133,8 @@ def test_the_same_seed_gives_the_same_text(text_runs, sampled):
 
 
 def test_processes_that_share_a_model_print_the_text_of_one(text_runs, sampled, helpers):
-    keys = dict(checkpoint=text_runs["gla"], num_samples=1, max_new_tokens=12, device="cpu")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "sample.py"]
+    keys = dict(checkpoint=text_runs["gla"], num_samples=1, max_new_tokens=12, device="cpu", start="The")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--", "sample.py"]
     together = helpers.script(*launch, *helpers.words(**keys))
     assert together.stdout.decode() == sampled(**keys)[0] + "\n" + "-" * 80 + "\n", together.stderr.decode()
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 
+import house
 import pytest
 import torch
 
@@ -307,6 +308,16 @@ def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code(run, projec
     assert about["code_sha256"] == checkpoint["code_sha256"] == outdir.code_sha256()[0]
 
 
+def test_the_hash_covers_what_train_py_imports_but_for_runs_reading_of_keys_figures_and_drawing_of_tokens():
+    graph = house.imports([house.Path(name) for name in outdir.code_of_the_project()])
+    found = ["train"]
+    for module in found:  # grows meanwhile
+        found += sorted(graph[module] - {*found})
+    files = [name.replace(".", "/") + ".py" for name in found if name.split(".")[0] not in ("runs", "study")]
+    left_out = {"configurator.py", "ops/sampling.py"}
+    assert sorted(outdir.RESULT_FILES) == sorted({*files, "ops/__init__.py"} - {"ops.py"} - left_out)
+
+
 def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
     rows, scores = helpers.metrics(trained), {"val_loss", "perplexity", "accuracy", "labels", "slices"}
     names = {
@@ -341,7 +352,7 @@ def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(t
 
 
 def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
-    text, tmp_path, helpers, capsys, monkeypatch
+    text, mqar, tmp_path, helpers, capsys, monkeypatch
 ):
     """By this clock an evaluation takes 10 s, and all between two looks at it a millisecond."""
     now, calls, read = itertools.count(0, 1e-3), [], train.evaluate
@@ -359,6 +370,8 @@ def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
     assert len(calls) == n_calls + 1 and [row["event"] for row in helpers.metrics(out)].count("end") == 1
     whole = helpers.metrics(helpers.train(text, tmp_path / "whole", eval_whole=True, **keys))[-1]
     assert whole["labels"] == size and whole["whole"]
+    helpers.train(mqar, tmp_path / "rows", **keys | {"eval_tokens": 320})  # 4 labels in a row of 32 tokens
+    assert "  of 40 of 1,200 labels: all take 300.0 s, training" in capsys.readouterr().out
 
 
 # -- Learning rate, gradients, gates -----------------------------------------------------------------------------------
