@@ -11,7 +11,6 @@ is no block's (the embedding, the last norm), in evaluations and meters, too. No
 """
 
 import contextlib
-import copy
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -149,9 +148,7 @@ def full_tensor(tensor: Any) -> torch.Tensor:
 def gathered(tree: Any, is_main: bool) -> Any:
     """A dict of dicts with whole tensors, on the CPU, in place of the sharded ones; on ranks other than 0 with None."""
     if isinstance(tree, dict):
-        whole = copy.copy(tree)  # a state_dict is more than a dict
-        whole.update({name: gathered(value, is_main) for name, value in tree.items()})
-        return whole
+        return {name: gathered(value, is_main) for name, value in tree.items()}
     if not hasattr(tree, "full_tensor"):
         return tree
     tensor = full_tensor(tree)  # every process takes part
