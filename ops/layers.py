@@ -117,8 +117,9 @@ def manual_attention(q, k, v, mask, softcap, is_causal, sink=None, kind="softmax
     mask; the weights are those of the keys. kind: of the weights, a key of ATTENTION_WEIGHTS.
     """
     k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
-    # 1. the scores, and their soft-cap
-    scores = at_least_float32(q @ k.mT) * q.shape[-1] ** -0.5
+    # 1. the scores, which autocast would round, and their soft-cap
+    with torch.autocast(q.device.type, enabled=False):
+        scores = at_least_float32(q) @ at_least_float32(k).mT * q.shape[-1] ** -0.5
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     # 2. what a query does not see

@@ -161,5 +161,5 @@ def to_chunks(x, C):
 
 
 def _flat(x, heads):
-    """(B, H or 1, N, ...) -> (B*H*N, ...)"""
-    return None if x is None else x.expand(-1, heads, -1, -1, -1).flatten(0, 2)
+    """(B, H or 1, N, ...) -> (B*H*N, ...), contiguous: flatten copies nothing where one row has one chunk."""
+    return None if x is None else x.expand(-1, heads, -1, -1, -1).flatten(0, 2).contiguous()

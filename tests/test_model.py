@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from small_models import off_its_start
 
 import gate
+import model as model_file
 from configurator import UserError
 from gate import GATE_ACTIVATIONS, parse_gate
 from mixer import DENOMINATOR_MIN
@@ -364,15 +365,9 @@ REFUSED = [
     (dict(attention="kda", gate="headwise@output"), "of kda: .* has mixed the heads"),
     (dict(gate="headwise@denominator"), "has no denominator"),
     (dict(attention="cosformer", gate="elementwise@key", gate_activation="silu"), "denominator negative"),
-    (dict(attention="cosformer", gate="headwise@query"), "has no effect"),
-    (dict(attention="cosformer", gate="scalar@key", gate_input="static"), "has no effect"),
-    (dict(attention="gla", gate="headwise@value", gate_input="static"), "has no effect"),
-    (dict(attention="gla", gate="headwise", norm_first=False), "has no effect"),
-    (dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=8), "has no effect"),
-    (dict(attention="cosformer", gate="elementwise", norm_first=False), "commutes"),
+    (dict(attention="cosformer", gate="elementwise", norm_first=False), "no layer has a norm"),
     (dict(gate="elementwise", norm_first=False), "no layer has a norm"),
     (dict(attention="gla,softmax", gate="none,headwise", norm_first=False), "no layer has a norm"),
-    (dict(gate="scalar", post_norm=True), "has no effect, because a norm behind it cancels"),
     (dict(attention="gla", readout_norm="denominator"), "both signs"),
     (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),
     (dict(attention="mamba2,softmax", n_embd=12), "needs an even rope_fraction"),
@@ -394,14 +389,48 @@ def test_what_makes_no_sense_is_refused_in_one_line(keys, words):
     assert "\n" not in str(error.value)
 
 
-def test_gates_that_have_an_effect_are_not_refused():
-    """What a norm does not cancel: a gate on v under a denominator, a static one behind the norm, one that adds."""
-    make_config(attention="cosformer", gate="headwise@value", gate_input="static")
-    make_config(attention="gla", gate="headwise@readout+scalar@value")
-    make_config(attention="gla", gate="headwise@query", gate_activation="add_silu")
-    make_config(attention="gated_deltanet", gate="headwise@key", gate_input="static")
-    make_config(attention="mamba2", gate="headwise", norm_first=False, n_groups=2)
-    make_config(gate="scalar@output", post_norm=True, bias=True)
+ADDS = dict(gate_activation="add_silu", gate_input="static")
+WITHOUT_EFFECT = [
+    dict(attention="cosformer", gate="headwise@query"),
+    dict(attention="cosformer", gate="scalar@key", gate_input="static"),
+    dict(attention="gla", gate="headwise@value", gate_input="static"),
+    dict(attention="gla", gate="headwise", norm_first=False),
+    dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=8),
+    dict(gate="elementwise@key", n_kv_head=2, forget_gate=True, **ADDS),
+    dict(gate="scalar@output", gate_activation="add_silu", norm="layer"),
+    dict(gate="scalar", post_norm=True),
+    dict(gate="scalar@output", post_norm=True, bias=True),
+    *(dict(attention=name, gate="scalar@value", gate_input="static", post_norm=True) for name in MIXERS),
+    dict(attention="gla", gate="scalar@query", readout_norm="none", post_norm=True),
+    dict(attention="monarch", gate="scalar@key", gate_input="static", readout_norm="none", post_norm=True),
+    dict(attention="cosformer", gate="shared@denominator", post_norm=True),
+]
+WITH_EFFECT = [
+    dict(attention="cosformer", gate="headwise@value", gate_input="static"),
+    dict(attention="gla", gate="headwise@readout+scalar@value"),
+    dict(attention="gla", gate="headwise@query", gate_activation="add_silu"),
+    dict(attention="gated_deltanet", gate="headwise@key", gate_input="static"),
+    dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=2),
+    dict(attention="gla,cosformer", gate="elementwise", norm_first=False),
+    *(dict(gate="shared@key", **ADDS, **more) for more in (dict(sink="head"), dict(attention_softcap=2.0))),
+    dict(gate="headwise@key", attention_weights="softpick", **ADDS),
+    dict(gate="scalar@value", gate_input="static", post_norm=True, readout_activation="silu"),
+    dict(attention="cosformer", gate="headwise@denominator", post_norm=True),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keys", WITHOUT_EFFECT + WITH_EFFECT, ids=str)
+def test_a_gate_is_refused_if_it_changes_nothing(keys, monkeypatch):
+    if keys in WITHOUT_EFFECT:
+        with pytest.raises(UserError, match="has no effect, because a norm or softmax behind it cancels"):
+            make_config(**keys)
+        monkeypatch.setattr(model_file, "check_gate", lambda *args: None)
+    model, idx = off_its_start(make_config(norm_eps=1e-30, **keys)), random_ids(1, T)
+    before, gates = model(idx), [p for name, p in model.named_parameters() if ".gates." in name]
+    for p in gates:
+        p.add_(0.3)
+    assert torch.allclose(model(idx), before, rtol=0, atol=1e-9) == (keys in WITHOUT_EFFECT)
 
 
 MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed (1), written (2) and read (2)

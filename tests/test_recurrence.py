@@ -44,7 +44,7 @@ def make_inputs(T, kind, decay, delta, dtype=torch.float64, B=B, H=H, DK=DK, DV=
         log_decay = (DECAYS | STRONG_DECAYS)[decay]((B, T, H) if kind == "per head" else (B, T, H, DK))
     inputs = dict(q=q, k=k, v=v, log_decay=log_decay, beta=torch.rand(B, T, H).double() if delta else None)
     inputs["initial_state"] = torch.randn(B, H, DK, DV).double()
-    inputs["erase"] = F.normalize(torch.randn(B, T, H, DK).double(), dim=-1) if delta == "erase" else None
+    inputs["erase"] = F.normalize(torch.randn(q.shape).double(), dim=-1) if delta == "erase" else None
     return as_dtype(inputs, dtype)
 
 
@@ -109,6 +109,14 @@ def test_every_form_is_the_definition_with_every_gradient(T, kind, decay, delta)
     assert_near({0: torch.einsum("bhij,bjhv->bihv", weights.tril(), v)}, expected, 1e-10)
     assert_near(dict(enumerate(chunked(**from_zeros))), expected, 1e-10)
     assert not weights.triu(1).any()
+
+
+@pytest.mark.parametrize("B", [1, 2])
+@every_shape
+@every_rule
+def test_one_head_of_q_and_k_may_be_shared_by_all_heads(B, kind, delta):
+    inputs = make_inputs(16, kind, "-5 to 0 a step", delta, B=B, shared=True)
+    assert_near(run(chunked, inputs), run(definition, inputs), 1e-10)
 
 
 @pytest.mark.parametrize(("kind", "decay"), [*KINDS, *STRONG_KINDS])

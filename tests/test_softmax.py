@@ -65,6 +65,14 @@ def test_softpick_is_finite_at_any_score_and_so_is_its_gradient():
     assert torch.autograd.grad(softpick(scores)[:, 0].sum(), scores)[0].isfinite().all()
 
 
+def test_autocast_does_not_round_the_scores():
+    q, k, v = torch.randn(3, 1, 2, T, D, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exact = layers.manual_attention(q.double(), k.double(), v.double(), None, 2.0, True)[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = layers.manual_attention(q, k, v, None, 2.0, True)[1]
+    torch.testing.assert_close(weights.double(), exact, rtol=1e-5, atol=0)
+
+
 @torch.no_grad()
 def test_torchs_kernel_groups_heads_and_gets_no_mask_where_causal_says_the_same(monkeypatch):
     model, idx, seen = off_its_start(make_config(n_layer=1, n_kv_head=2)), torch.zeros(2, T, dtype=torch.long), []
