@@ -345,6 +345,10 @@ NOT_HELD = {
     "position='none'": dict(position="none"),
     "gate='none': there it can only be 'native'": dict(attention="kda"),
     "gate='elementwise': there it can only be 'native'": dict(attention="gla", gate="elementwise"),
+    "gate='native,headwise': there it can only be 'none'": OF_GPT2 | dict(gate="native,headwise", family="gpt2"),
+    "gate='native,none': there it can only be 'none,native'": dict(
+        attention="softmax,kda", gate="native,none", qk_norm=False, head_dim=4
+    ),
     "delta_heads=4: there it can only be 2": dict(attention="deltanet", delta_key_heads=2),
     "attention='kda,gla': there it can only be 'gla'": dict(attention="kda,gla"),
     "head_dim=8: there it can only be 4": dict(attention="gated_deltanet,softmax", qk_norm=False),
