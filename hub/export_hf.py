@@ -67,6 +67,8 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
         about["attention_bias"] = True  # keys_of refuses it: ours has a bias at the gate alone
     written = export_to(folder, find_checkpoint(path), tensors, about, checkpoint.get("data", {}), overwrite)
     library = "fla" if family in families_linear.MIXERS else "transformers"
+    if family == "qwen3" and (not config.qk_norm or any(gate.positions for _, gate in config.layers())):
+        library = "the code of Qiu et al."
     return f"written to {folder}/ as {family}, which {library} loads: {written}"
 
 
@@ -152,7 +154,7 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
         about |= {"linear_conv_kernel_dim": 4, "mlp_only_layers": list(range(config.n_layer))}
     if family == "smollm3":
         about["no_rope_layers"] = [int(position == "rope") for position in keys["position"]]
-    if family == "qwen3":  # the flags of Qiu et al., whose own code alone reads a gated one
+    if family == "qwen3":  # the flags of Qiu et al., which their own code alone reads
         asked = config.layers()[0][1].positions.get("readout")
         about |= {"use_qk_norm": config.qk_norm} | ({f"{asked}_attn_output_gate": True} if asked else {})
     return about

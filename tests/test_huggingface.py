@@ -375,6 +375,18 @@ def test_what_no_family_has_is_refused_by_its_key(words, keys, helpers, tmp_path
     assert words in message and str(tmp_path) in message and not (tmp_path / "theirs").exists()
 
 
+QIU = "the code of Qiu et al."
+
+
+@pytest.mark.parametrize(
+    ("keys", "whose"), [({}, "transformers"), (dict(qk_norm=False), QIU), (dict(gate="headwise"), QIU)]
+)
+def test_the_line_about_a_qwen3_says_whose_code_loads_it(keys, whose, helpers, tmp_path, capsys):
+    save_ours(tmp_path / "a.pt", OURS | keys)
+    export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", family="qwen3"))
+    assert f"as qwen3, which {whose} loads: " in capsys.readouterr().out
+
+
 # -- What is refused ---------------------------------------------------------------------------------------------------
 
 
