@@ -10,7 +10,8 @@ run's if it isn't given). A context is read once for all of its continuations, t
 length: at most --batch_size of either at once (16). The last block_size tokens of a text are read, as the harness
 does it for other models; an answer ends early where cosformer or learned positions end. Special tokens are those of an
 imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end before a
-text. What each row of the training began with is read before every text.
+text. Its bos_token_id stands before a text that is not empty, too, where tokenizer.json puts it there, as Llama's does.
+What each row of the training began with is read before every text.
 """
 
 import configurator
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError
-from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
+from data.tokenizer import END_OF_TEXT, FileTokenizer, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT
 from ops import IGNORE
@@ -69,6 +70,8 @@ class NanogateLM(TemplateLM):
         special = read_json(file) if file.is_file() else {}
         ends = END_OF_TEXT if self.coder.name == "gpt2" else special.get("eos_token_id")
         self.first = special.get("bos_token_id")  # the id before a text, or None
+        is_of_file = isinstance(self.coder, FileTokenizer)
+        self.is_put_first = is_of_file and self.coder.encode("", special=True)[:1] == [self.first]
         self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
         self.batch_size = max(1, int(batch_size)) if str(batch_size).isdecimal() else ROWS
@@ -100,7 +103,10 @@ class NanogateLM(TemplateLM):
         return [*self.first_ids, *(ids[n:] if ids[:n] == self.first_ids else ids)] or [self.prefix_token_id]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
-        return self.coder.encode(string)
+        """The ids of a text. A tokenizer.json may say that the model's first id is put before it; it then is, once."""
+        if add_special_tokens is False or not self.is_put_first:
+            return self.coder.encode(string)
+        return [self.first, *self.coder.encode(string.removeprefix(self.coder.decode_bytes([self.first]).decode()))]
 
     @torch.no_grad()
     def read(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:

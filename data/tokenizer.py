@@ -166,10 +166,10 @@ class FileTokenizer:
     def __reduce__(self):  # to another process: the library's own copy would forget encode_special_tokens
         return FileTokenizer, (self.file, self.content)
 
-    def encode(self, text: str) -> list[int]:
-        """Raises UserError for a text on which the tokenizer fails."""
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """special: with what its post-processor adds. Raises UserError for a text on which the tokenizer fails."""
         with one_line(f"{self.file}: fails on a text of {len(text):,} characters"):
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: no offsets
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids  # fast: no offsets
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.array(self.encode(text), dtype_of(self.vocab_size))
