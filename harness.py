@@ -46,6 +46,7 @@ except ImportError:
 
 ROWS = 16  # that are read at once, unless --batch_size says otherwise
 MOST_LONGER = 8  # ids by which a context may be longer than the shortest that it is read with
+MOST_NEW = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one counts
 
 
 @register_model("nanogate")
@@ -175,9 +176,10 @@ class NanogateLM(TemplateLM):
         if samples is False or temperature is None:
             temperature = 1.0 if samples else 0.0
         ids = self.begun(self.tok_encode(context)[-self.limit :])
-        length = int(min(keys.get("max_gen_toks") or 256, most_new_tokens(self.model, len(ids))))
+        asked = next(filter(None, map(keys.get, MOST_NEW)), 256)
+        length = int(min(asked, most_new_tokens(self.model, len(ids))))
         idx, new, text = torch.tensor([ids], device=self.model.wte.weight.device), [], ""
-        options = dict(top_k=keys.get("top_k"), top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size)
+        options = dict(top_k=keys.get("top_k") or None, top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size)
         with autocast(idx.device.type, self.dtype):
             for token in self.model.stream(idx, length, temperature=float(temperature), **options):
                 if int(token) in self.ends:

@@ -194,7 +194,10 @@ def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained)
     idx = own.model.generate(torch.tensor([list(b"The quick")]), 12, temperature=0)[0, 9:]
     assert whole == bytes(idx.tolist()).decode(errors="replace")
     stop = whole[5:7]
-    keys = {"max_gen_toks": 12, "until": [stop, "no such text"], "do_sample": False, "temperature": 0.8}
+    for name in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
+        keys = {name: 12, "until": ["no such text"], "do_sample": False, "temperature": 0.8, "top_k": 0}
+        assert own.generate_until(requests(("The quick", keys))) == [whole]
+    keys["until"] += [stop]
     assert own.generate_until(requests(("The quick", keys))) == [whole[: whole.index(stop)]]
     own = harness.NanogateLM(checkpoint=str(trained("cosformer")), device="cpu")
     expected = own.model.generate(torch.tensor([list(b"The quick")]), 24, temperature=0)[0, 9:].tolist()
