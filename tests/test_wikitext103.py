@@ -81,6 +81,7 @@ def test_the_hubs_files_give_the_same_shards_as_the_text(made, tmp_path, monkeyp
 def test_copies_that_cannot_be_used_are_one_line_and_a_whole_split_has_the_published_words(made, tmp_path):
     for content, reason in {
         b"good \n\xff\xfe": "is not UTF-8 (byte 6)",
+        b" some words\r\n" * 3760: "valid: has lines that end in \\r\\n, where the published ones end in \\n; convert",
         b" some words\n" * 3760: "valid: has 11,280 words, where 217,646 are published",
     }.items():
         (made / "wiki.valid.tokens").write_bytes(content)
