@@ -111,10 +111,12 @@ class GPT2Tokenizer:
             self._encoding = tiktoken.get_encoding("gpt2")
 
     def encode(self, text: str) -> list[int]:
-        return self._encoding.encode_ordinary(text)
+        return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+        """Raises UserError for a text on which tiktoken fails, as one of a million spaces in a row."""
+        with one_line(f"tokenizer gpt2: fails on a text of {len(text):,} characters"):
+            return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return self._encoding.decode_bytes(ids)

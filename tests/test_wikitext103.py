@@ -112,6 +112,12 @@ def test_tokenizers_give_every_byte_back_and_special_tokens_are_text(gpt2):
             assert tokenizer.END_OF_TEXT not in ids and one.decode_bytes(ids.tolist()) == text.encode()
 
 
+def test_a_text_on_which_gpt_2_s_tokenizer_fails_is_one_line(gpt2):
+    for encode in (gpt2.encode, gpt2.encode_array):
+        message = Helpers.error_of(encode, " " * 1_100_000 + "a")
+        assert "tokenizer gpt2: fails on a text of 1,100,001 characters" in message
+
+
 def test_cutting_into_articles_and_shards_changes_no_token(gpt2, made, tmp_path):
     dataset = run(tmp_path / "out", made, "--shard_tokens=7", tokenizer="gpt2")
     assert dataset._read("train", 0, dataset.counts("train")["tokens"]).tolist() == gpt2.encode(MADE * 3)
