@@ -10,7 +10,8 @@ run's if it isn't given). A context is read once for all of its continuations, t
 length: at most --batch_size of either at once (16). The last block_size tokens of a text are read, as the harness
 does it for other models; an answer ends early where cosformer or learned positions end. Special tokens are those of an
 imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end before a
-text. What each row of the training began with is read before every text.
+text. Its bos_token_id stands before a text that is not empty, too, where tokenizer.json puts it there, as Llama's does.
+What each row of the training began with is read before every text.
 """
 
 import configurator
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError
-from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
+from data.tokenizer import END_OF_TEXT, FileTokenizer, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT
 from ops import IGNORE
@@ -45,6 +46,7 @@ except ImportError:
 
 ROWS = 16  # that are read at once, unless --batch_size says otherwise
 MOST_LONGER = 8  # ids by which a context may be longer than the shortest that it is read with
+MOST_NEW = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one counts
 
 
 @register_model("nanogate")
@@ -69,6 +71,8 @@ class NanogateLM(TemplateLM):
         special = read_json(file) if file.is_file() else {}
         ends = END_OF_TEXT if self.coder.name == "gpt2" else special.get("eos_token_id")
         self.first = special.get("bos_token_id")  # the id before a text, or None
+        is_of_file = isinstance(self.coder, FileTokenizer)
+        self.is_put_first = is_of_file and self.coder.encode("", special=True)[:1] == [self.first]
         self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
         self.batch_size = max(1, int(batch_size)) if str(batch_size).isdecimal() else ROWS
@@ -100,7 +104,10 @@ class NanogateLM(TemplateLM):
         return [*self.first_ids, *(ids[n:] if ids[:n] == self.first_ids else ids)] or [self.prefix_token_id]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
-        return self.coder.encode(string)
+        """The ids of a text. A tokenizer.json may say that the model's first id is put before it; it then is, once."""
+        if add_special_tokens is False or not self.is_put_first:
+            return self.coder.encode(string)
+        return [self.first, *self.coder.encode(string.removeprefix(self.coder.decode_bytes([self.first]).decode()))]
 
     @torch.no_grad()
     def read(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
@@ -169,9 +176,10 @@ class NanogateLM(TemplateLM):
         if samples is False or temperature is None:
             temperature = 1.0 if samples else 0.0
         ids = self.begun(self.tok_encode(context)[-self.limit :])
-        length = int(min(keys.get("max_gen_toks") or 256, most_new_tokens(self.model, len(ids))))
+        asked = next(filter(None, map(keys.get, MOST_NEW)), 256)
+        length = int(min(asked, most_new_tokens(self.model, len(ids))))
         idx, new, text = torch.tensor([ids], device=self.model.wte.weight.device), [], ""
-        options = dict(top_k=keys.get("top_k"), top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size)
+        options = dict(top_k=keys.get("top_k") or None, top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size)
         with autocast(idx.device.type, self.dtype):
             for token in self.model.stream(idx, length, temperature=float(temperature), **options):
                 if int(token) in self.ends:

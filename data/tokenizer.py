@@ -113,10 +113,12 @@ class GPT2Tokenizer:
             self._encoding = tiktoken.get_encoding("gpt2")
 
     def encode(self, text: str) -> list[int]:
-        return self._encoding.encode_ordinary(text)
+        return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+        """Raises UserError for a text on which tiktoken fails, as one of a million spaces in a row."""
+        with one_line(f"tokenizer gpt2: fails on a text of {len(text):,} characters"):
+            return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return self._encoding.decode_bytes(ids)
@@ -168,10 +170,10 @@ class FileTokenizer:
     def __reduce__(self):  # to another process: the library's own copy would forget encode_special_tokens
         return FileTokenizer, (self.file, self.content)
 
-    def encode(self, text: str) -> list[int]:
-        """Raises UserError for a text on which the tokenizer fails."""
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """special: with what its post-processor adds. Raises UserError for a text on which the tokenizer fails."""
         with one_line(f"{self.file}: fails on a text of {len(text):,} characters"):
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: no offsets
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids  # fast: no offsets
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.array(self.encode(text), dtype_of(self.vocab_size))

@@ -53,7 +53,7 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
             config = dataclasses.replace(config, native_bias=True)
         about = config_of(config, family, weights)
         back = configurator.build(GPTConfig, keys_of(about, config.block_size))
-        ours, theirs, ignored = compared(config), compared(back), {*unused_keys(config), *NOT_COMPARED}
+        ours, theirs, ignored = compared(config), compared(back), {*unused_keys(config), *NOT_COMPARED} - {"gate"}
         if name := next((name for name in ours if ours[name] != theirs[name] and name not in ignored), None):
             raise UserError(f"{name}={getattr(config, name)!r}: there it can only be {getattr(back, name)!r}")
     except UserError as error:
@@ -67,6 +67,8 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
         about["attention_bias"] = True  # keys_of refuses it: ours has a bias at the gate alone
     written = export_to(folder, find_checkpoint(path), tensors, about, checkpoint.get("data", {}), overwrite)
     library = "fla" if family in families_linear.MIXERS else "transformers"
+    if family == "qwen3" and (not config.qk_norm or any(gate.positions for _, gate in config.layers())):
+        library = "the code of Qiu et al."
     return f"written to {folder}/ as {family}, which {library} loads: {written}"
 
 
@@ -152,7 +154,7 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
         about |= {"linear_conv_kernel_dim": 4, "mlp_only_layers": list(range(config.n_layer))}
     if family == "smollm3":
         about["no_rope_layers"] = [int(position == "rope") for position in keys["position"]]
-    if family == "qwen3":  # the flags of Qiu et al., whose own code alone reads a gated one
+    if family == "qwen3":  # the flags of Qiu et al., which their own code alone reads
         asked = config.layers()[0][1].positions.get("readout")
         about |= {"use_qk_norm": config.qk_norm} | ({f"{asked}_attn_output_gate": True} if asked else {})
     return about
@@ -160,7 +162,7 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
 
 def compared(config: GPTConfig) -> dict[str, Any]:
     """All keys: a pattern as what each layer has, and the number that follows from others where one is None."""
-    layers, of_delta = config.layers(), dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True))
+    layers, of_delta = families_linear.layers_of(config), dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True))
     length = config.rope_length or config.block_size if config.rope_scaling in WITH_ROPE_LENGTH else None
     by_layer: dict[str, list] = dict(attention=[mixer for mixer, _ in layers], gate=[gate for _, gate in layers])
     by_layer["window"] = [mixer == "softmax" and config.window_of(i) for i, (mixer, _) in enumerate(layers)]

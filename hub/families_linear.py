@@ -13,6 +13,8 @@ import math
 from typing import Any
 
 from configurator import UserError, rules_of, show
+from gate import LayerGate
+from model import MIXERS as OURS
 from model import GPTConfig
 from runs.rules import Rule, wrong_field
 
@@ -178,6 +180,14 @@ def of_authors(config: dict) -> dict:
     return {AUTHORS.get(name, name): value for name, value in (config | ssm | heads).items()}
 
 
+def layers_of(config: GPTConfig) -> list[tuple[str, LayerGate]]:
+    """config.layers(), without `native` where a mixer was published without a gate: there it means none."""
+    layers = config.layers()
+    return [
+        (mixer, gate._replace(native=gate.native and OURS[mixer].native_gate is not None)) for mixer, gate in layers
+    ]
+
+
 def config_of(config: GPTConfig, family: str, mlp_width: int | None) -> dict[str, Any]:
     """The fields of their config.json for a model of ours; what they cannot hold is left out."""
     if family == "mamba2":  # in the words of transformers, and norm_eps in fla's, too
@@ -187,7 +197,7 @@ def config_of(config: GPTConfig, family: str, mlp_width: int | None) -> dict[str
     Hk, H, Dk, Dv = config.delta_sizes
     Hk = config.n_head if family == "gla" else Hk
     is_softmax = [mixer == "softmax" for mixer, _ in config.layers()]
-    gates = [gate for mixer, gate in config.layers() if mixer != "softmax"]
+    gates = [gate for mixer, gate in layers_of(config) if mixer != "softmax"]
     has_gate, is_native = any(gate.native or gate.positions for gate in gates), any(gate.native for gate in gates)
     width = (0 if family == "gla" else 4) if config.short_conv is None else config.short_conv
     fields = {field: getattr(config, key) for key, field in KEYS.items()} | dict(

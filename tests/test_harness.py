@@ -10,10 +10,14 @@ import subprocess
 import sys
 import types
 
+import published
 import pytest
+import tokenizers
 import torch
+import transformers
 from conftest import ROOT
 
+import export
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs.checkpoint import load_model
@@ -159,13 +163,41 @@ def test_an_imported_model_has_the_special_tokens_of_its_folder(trained, tmp_pat
     assert own.generate_until(requests(("The quick", {"max_gen_toks": 12}))) == [shorter]
 
 
+def test_a_model_whose_tokenizer_puts_an_id_before_a_text_has_the_scores_of_the_library_s_hf_model(tmp_path, helpers):
+    published.save_tokenizer(tmp_path / "made.json", 300)
+    made = tokenizers.Tokenizer.from_file(str(tmp_path / "made.json"))
+    made.post_processor = tokenizers.processors.TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", 299)])
+    words = dict(bos_token="<|im_start|>", eos_token="<|end|>")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, **words).save_pretrained(tmp_path / "theirs")
+    sizes = dict(vocab_size=300, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
+    config = transformers.LlamaConfig(**sizes, max_position_embeddings=64, bos_token_id=299, eos_token_id=298)
+    with torch.no_grad():
+        published.save(transformers.LlamaForCausalLM(config), tmp_path / "theirs")
+    export.main(helpers.words(from_hf=tmp_path / "theirs", out_dir=tmp_path / "ours"))
+    own = harness.NanogateLM(checkpoint=str(tmp_path / "ours"), device="cpu")
+    plain = own.tok_encode("The quick", add_special_tokens=False)
+    assert len(plain) == 9 and own.tok_encode("<|im_start|>The quick") == [299, *plain] == own.tok_encode("The quick")
+    hf = pytest.importorskip("lm_eval.models.huggingface")
+    theirs = hf.HFLM(pretrained=str(tmp_path / "theirs"), device="cpu", dtype="float32")
+    pairs, long = [("The quick", " brown fox"), ("", "x"), ("<|im_start|>a", "b")], ("The quick brown fox. " * 9,)
+    pairs = [own.loglikelihood(requests(*pairs)), theirs.loglikelihood(requests(*pairs))]
+    assert [nats for nats, _ in pairs[0]] == pytest.approx([nats for nats, _ in pairs[1]], abs=1e-4)
+    rolling = [lm.loglikelihood_rolling(requests(long, ("a",))) for lm in (own, theirs)]
+    assert rolling[0] == pytest.approx(rolling[1], abs=1e-3)
+    written = [lm.generate_until(requests(("The quick", {"max_gen_toks": 9, "until": []}))) for lm in (own, theirs)]
+    assert written[0] == written[1]
+
+
 def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained):
     own = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu")
     (whole,) = own.generate_until(requests(("The quick", {"max_gen_toks": 12, "until": []})))
     idx = own.model.generate(torch.tensor([list(b"The quick")]), 12, temperature=0)[0, 9:]
     assert whole == bytes(idx.tolist()).decode(errors="replace")
     stop = whole[5:7]
-    keys = {"max_gen_toks": 12, "until": [stop, "no such text"], "do_sample": False, "temperature": 0.8}
+    for name in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
+        keys = {name: 12, "until": ["no such text"], "do_sample": False, "temperature": 0.8, "top_k": 0}
+        assert own.generate_until(requests(("The quick", keys))) == [whole]
+    keys["until"] += [stop]
     assert own.generate_until(requests(("The quick", keys))) == [whole[: whole.index(stop)]]
     own = harness.NanogateLM(checkpoint=str(trained("cosformer")), device="cpu")
     expected = own.model.generate(torch.tensor([list(b"The quick")]), 24, temperature=0)[0, 9:].tolist()

@@ -345,6 +345,10 @@ NOT_HELD = {
     "position='none'": dict(position="none"),
     "gate='none': there it can only be 'native'": dict(attention="kda"),
     "gate='elementwise': there it can only be 'native'": dict(attention="gla", gate="elementwise"),
+    "gate='native,headwise': there it can only be 'none'": OF_GPT2 | dict(gate="native,headwise", family="gpt2"),
+    "gate='native,none': there it can only be 'none,native'": dict(
+        attention="softmax,kda", gate="native,none", qk_norm=False, head_dim=4
+    ),
     "delta_heads=4: there it can only be 2": dict(attention="deltanet", delta_key_heads=2),
     "attention='kda,gla': there it can only be 'gla'": dict(attention="kda,gla"),
     "head_dim=8: there it can only be 4": dict(attention="gated_deltanet,softmax", qk_norm=False),
@@ -369,6 +373,18 @@ def test_what_no_family_has_is_refused_by_its_key(words, keys, helpers, tmp_path
     asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", **told)
     message = helpers.error_of(export.main, asked)
     assert words in message and str(tmp_path) in message and not (tmp_path / "theirs").exists()
+
+
+QIU = "the code of Qiu et al."
+
+
+@pytest.mark.parametrize(
+    ("keys", "whose"), [({}, "transformers"), (dict(qk_norm=False), QIU), (dict(gate="headwise"), QIU)]
+)
+def test_the_line_about_a_qwen3_says_whose_code_loads_it(keys, whose, helpers, tmp_path, capsys):
+    save_ours(tmp_path / "a.pt", OURS | keys)
+    export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", family="qwen3"))
+    assert f"as qwen3, which {whose} loads: " in capsys.readouterr().out
 
 
 # -- What is refused ---------------------------------------------------------------------------------------------------

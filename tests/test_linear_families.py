@@ -63,6 +63,16 @@ def test_a_kda_without_a_bias_leaves_with_one_of_zero(helpers, tmp_path):
     assert back.config.native_bias and torch.equal(back(IDX % 50), ours(IDX % 50))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["deltanet", "kda,softmax"])
+def test_a_native_gate_of_a_mixer_that_has_none_is_none_elsewhere_too(attention, helpers, tmp_path):
+    keys = OURS | dict(attention=attention, gate="native", native_bias=True, qk_norm=False, head_dim=4)
+    ours = save_ours(tmp_path / "a.pt", keys | dict(n_kv_head=None))
+    export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs"))
+    back = imported(helpers, tmp_path / "theirs", tmp_path / "back")
+    torch.testing.assert_close(back(IDX % 50), ours(IDX % 50), rtol=0, atol=1e-5)
+
+
 def save_as_the_authors(folder):
     """A folder of state-spaces/mamba: a pickle, its output layer a second time, rows of the vocabulary rounded up."""
     theirs = save("Mamba-2", folder, dict(tie_word_embeddings=True, vocab_size=304))

@@ -181,16 +181,26 @@ def test_one_file_is_split_at_the_border_of_its_lines_and_no_part_is_blank(parts
     assert documents_of(tmp_path / "out") == {"train": [parts[0].encode()], "val": [parts[1].encode()]}
 
 
-def test_folders_and_linked_ones_are_searched_once_and_blank_files_are_left_out(tmp_path):
-    for name in ("n/b.md", "n/sub/a.txt", "n/c.rst", "n/blank.md", "elsewhere/.e.md", "d.log"):
+def test_folders_and_linked_ones_are_searched_once_and_blank_and_hidden_files_are_left_out(tmp_path):
+    hidden, marks = ("n/.ipynb_checkpoints/b.md", "n/._b.md"), ("n/b.md", "n/blank.md")
+    for name in (
+        "n/b.md",
+        "n/sub/a.txt",
+        "n/c.rst",
+        "n/blank.md",
+        "n/blank_too.md",
+        "elsewhere/e.md",
+        "d.log",
+        *hidden,
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(" \n" if "blank" in name else name)
+        (tmp_path / name).write_text("\ufeff" * (name in marks) + (" \n" if "blank" in name else name))
     (tmp_path / "n" / "link.md").symlink_to(tmp_path / "d.log")
     (tmp_path / "n" / "more").symlink_to(tmp_path / "elsewhere")
     paths = [str(tmp_path / name) for name in ("d.log", "n", "n/b.md")]
     text.main([*paths, "--ext=.rst,.md", "--val_fraction=0.4", f"--out_dir={tmp_path / 'out'}"])
     found = documents_of(tmp_path / "out")
-    assert sorted(found["train"] + found["val"]) == [b"d.log", b"elsewhere/.e.md", b"n/b.md", b"n/c.rst"]
+    assert sorted(found["train"] + found["val"]) == [b"d.log", b"elsewhere/e.md", b"n/b.md", b"n/c.rst"]
 
 
 def test_files_named_for_validation_are_the_validation_and_are_not_trained_on(tmp_path):

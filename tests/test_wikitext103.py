@@ -81,6 +81,7 @@ def test_the_hubs_files_give_the_same_shards_as_the_text(made, tmp_path, monkeyp
 def test_copies_that_cannot_be_used_are_one_line_and_a_whole_split_has_the_published_words(made, tmp_path):
     for content, reason in {
         b"good \n\xff\xfe": "is not UTF-8 (byte 6)",
+        b" some words\r\n" * 3760: "valid: has lines that end in \\r\\n, where the published ones end in \\n; convert",
         b" some words\n" * 3760: "valid: has 11,280 words, where 217,646 are published",
     }.items():
         (made / "wiki.valid.tokens").write_bytes(content)
@@ -109,6 +110,12 @@ def test_tokenizers_give_every_byte_back_and_special_tokens_are_text(gpt2):
             ids = one.encode_array(text)
             assert ids.dtype == np.uint16 and ids.tolist() == one.encode(text)
             assert tokenizer.END_OF_TEXT not in ids and one.decode_bytes(ids.tolist()) == text.encode()
+
+
+def test_a_text_on_which_gpt_2_s_tokenizer_fails_is_one_line(gpt2):
+    for encode in (gpt2.encode, gpt2.encode_array):
+        message = Helpers.error_of(encode, " " * 1_100_000 + "a")
+        assert "tokenizer gpt2: fails on a text of 1,100,001 characters" in message
 
 
 def test_cutting_into_articles_and_shards_changes_no_token(gpt2, made, tmp_path):

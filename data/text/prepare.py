@@ -7,7 +7,8 @@ A data set of your own text: of files, and of folders that are searched for file
     python data/text/prepare.py book.txt --tokenizer=Qwen3-0.6B --out_dir=data/qwen3   the tokenizer of a model
 
 Without --val several files are split by file, a single one by position: its last lines are for validation. Files are
-taken in the order of their paths, once each, and blank ones are left out; those of --val are not trained on.
+taken in the order of their paths, once each; blank ones, and hidden ones in folders, are left out, and those of --val
+are not trained on.
 """
 
 import glob
@@ -27,7 +28,7 @@ from data.writing import Output, claim, fitting, made_by, report, write_stream
 from runs.files import find_path
 
 GENERATOR = "data/text/prepare.py"
-VERSION = 2  # 2: blank files are left out, linked folders are read
+VERSION = 3  # 3: hidden files and byte order marks are left out; 2: blank files are, and linked folders are read
 
 
 @dataclass
@@ -61,24 +62,25 @@ def main(argv):
 
 
 def find_files(paths, ext):
-    """The named files, and the files in the named folders that end in one of `ext`: sorted, once each, none blank."""
+    """The named files, and those in the named folders that end in one of `ext` and are not hidden: sorted, once each,
+    none blank."""
     found = []
     for path in paths:
         find_path(path)
-        inside = glob.iglob(f"{glob.escape(path)}/**", recursive=True, include_hidden=True)
+        inside = glob.iglob(f"{glob.escape(path)}/**", recursive=True)
         found += [file for file in inside if file.endswith(tuple(ext))] if os.path.isdir(path) else [path]
     # by real path: the same text in training and in validation would make the loss meaningless
     files = {os.path.realpath(file): Path(file) for file in found if os.path.isfile(file)}
-    files = sorted((file for file in files.values() if file.read_bytes().strip()), key=lambda file: file.as_posix())
+    files = sorted((file for file in files.values() if read_text(file).strip()), key=lambda file: file.as_posix())
     if not files:
         raise UserError(f"no text in {', '.join(paths) or 'nothing'}: name files, or folders with {', '.join(ext)}")
     return files
 
 
 def read_text(file):
-    """The text of a file. Raises UserError if it is not UTF-8."""
+    """The text of a file, without a byte order mark. Raises UserError if it is not UTF-8."""
     try:
-        return file.read_bytes().decode()
+        return file.read_bytes().decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: is not UTF-8 text (byte {error.start})") from None
 

@@ -108,6 +108,8 @@ def describe(data, source, version):
     """What identifies the text, for meta.json. A text with the published number of lines is the whole split."""
     lines, published = data.count(b"\n") + (not data.endswith(b"\n")), WORDS[source]
     is_whole = lines == LINES[source]
+    if b"\r\n" in data:  # which hides every title
+        raise UserError(f"{source}: has lines that end in \\r\\n, where the published ones end in \\n; convert them")
     facts = {"source": source, "sha256": hashlib.sha256(data).hexdigest(), "lines": lines, "whole": is_whole}
     if is_whole and version == "tokens" and (words := sum(map(count_words, documents(data)))) != published:
         what = f"{source}: has {words:,} words, where {published:,} are published"
