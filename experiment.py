@@ -165,7 +165,7 @@ class ExperimentConfig:
             f"{label}: a count (in) has above, and no sides, within or family: it is no test": (
                 "in" in given and ("above" not in given or {"sides", "within", "family"} & given)
             ),
-            f"{label}: of={show(path)}: must be names that lead to a number of a row, or like ['lost', 0.9]": not is_path,
+            f"{label}: of={show(path)}: must be names that lead to a number in a row, or as ['lost', 0.9]": not is_path,
             f"{label}: in={claim.get('in')}: is more than the seeds of its arms": claim.get("in", 0) > n_seeds,
         })  # fmt: skip
         check_named(f"{label}: of", in_row[1:2] if in_row[0] == "scores" else [], self.scores, "scores")

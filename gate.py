@@ -73,7 +73,7 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     for position, granularity in gate.positions.items():
         is_positive = config.gate_activation in POSITIVE_ACTIVATIONS
         if has_no_effect(granularity, position, mixer, config):
-            reason = "has no effect, because a norm or softmax behind it cancels what its inputs share"
+            reason = "has no effect, because a norm behind it cancels a factor that its inputs share"
         elif position == "output" and granularity not in ("elementwise", "scalar"):
             reason = "the output projection has mixed the heads; use elementwise or scalar"
         elif position == "denominator" and norm != "denominator":
@@ -86,24 +86,18 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
 
 
 def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
-    """Whether the gate is a factor that all inputs of a norm behind it share, so that the norm cancels it, or adds one
-    number to all scores of a softmax, or to all channels, whose mean LayerNorm takes away.
+    """Whether the gate is a factor that all inputs of the readout's norm share, so that the norm cancels it.
 
-    The readout is linear in some of q, k and v. A gate on these is a factor on it: on q always, on k and v if the gate
-    is static, that is, the same for all tokens. Under post_norm one more norm cancels what all heads share.
+    On the readout it is, if it comes before the norm; on q, k or v, if the readout is linear in it: on q always, on k
+    and v if the gate is static, that is, the same for all tokens. Under post_norm a factor on all heads is one, too.
     """
-    norm, is_static = mixer.norm_of(config), config.gate_input == "static"
-    if config.gate_activation in ADDITIVE_ACTIVATIONS:
-        is_alone = (config.sink, config.attention_softcap, config.attention_weights) == ("none", None, "softmax")
-        is_shift = position == "key" and is_static and mixer.ignores_shifts and is_alone
-        return is_shift or (granularity, position, config.norm) == ("scalar", "output", "layer")
-    is_factor = position in mixer.linear_in and (position == "query" or is_static)
-    is_scalar = granularity == "scalar" or (granularity, position) == ("shared", "denominator")
-    if config.post_norm and is_scalar and config.gate_activation in POSITIVE_ACTIVATIONS:
-        is_behind = position == "readout" and config.norm_first  # of the readout's activation, if there is one
-        if position == "output" or not config.bias and (is_behind or config.readout_activation == "none"):
-            return is_factor or position in ("readout", "output", norm)  # the norm's name may be denominator
-    if norm == "none" or granularity not in ("headwise", "scalar"):
+    norm = mixer.norm_of(config)
+    if config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
+        return False
+    is_last = granularity == "scalar" and (position == "output" or position == "readout" and not config.bias)
+    if is_last and config.post_norm and config.gate_activation in POSITIVE_ACTIVATIONS:
+        return True
+    if norm == "none":
         return False
     if granularity == "headwise" and norm != "denominator":
         with torch.device("meta"):  # for its sizes alone
@@ -112,7 +106,9 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
             return False
     if position == "readout":
         return norm != "denominator" and not config.norm_first
-    return is_factor and (position, norm) != ("value", "denominator")  # which v is not in
+    if position == "value" and norm == "denominator":  # v is in the numerator, not in the denominator
+        return False
+    return position in mixer.linear_in and (position == "query" or config.gate_input == "static")
 
 
 class ZeroLinear(nn.Linear):

@@ -84,7 +84,6 @@ class Mixer(nn.Module):
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
     native_gate: tuple[str, str] | None = None
     linear_in: tuple[str, ...] = ("query", "key", "value")  # a factor on one of these is a factor on the readout
-    ignores_shifts = False  # whether one vector, added to all keys, changes nothing
     has_positive_weights = False  # if so, their sum can be the readout's denominator
     A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it and 1 for its decay, also where that is one
@@ -96,7 +95,6 @@ class Mixer(nn.Module):
         super().__init_subclass__()
         if not vars(cls).keys().isdisjoint(("read", "forward")):
             cls.linear_in = vars(cls).get("linear_in", ())
-            cls.ignores_shifts = vars(cls).get("ignores_shifts", False)
             cls.explicit_weights = vars(cls).get("explicit_weights")  # None: nothing can show its weights
             cls.has_levels = vars(cls).get("has_levels", False)
 

@@ -42,7 +42,7 @@ class Softmax(Mixer):
 
     past_block_size = "rolls"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
-    ignores_shifts = has_positive_weights = True
+    has_positive_weights = True
     # a subclass's bias(self, i, j): what is added to the scores of queries at positions i (T, 1) for keys at j (S,), of
     # shape (T, S) or (H, T, S); -inf hides a key. Training, prefill, decoding and the explicit weights all ask it
     bias: Callable | None = None

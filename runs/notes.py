@@ -41,7 +41,6 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     unused = {field.name: "no layer reads it" for field in dataclasses.fields(GPTConfig) if field.name not in read}
     positions = {position for _, gate in config.layers() for position in gate.positions}
     asked = [MIXERS[name].native_gate for name, gate in config.layers() if gate.native]
-    why_not_native = f"{config.attention} was published without a gate, so native means none"
     turns, scaling = "rope_scaling" in read, config.rope_scaling
     return unused | reasons(
         (["rope_factor"], turns and scaling == "none", "rope_scaling is none"),
@@ -50,7 +49,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
         (["gate_rank"], config.gate_input == "static", "gate_input is static"),
         (["gate_activation", "gate_rank", "gate_input", "gate_bias"], not positions, "gate is none or native"),
         (["norm_first"], "readout" not in positions, "there is no gate at the readout"),
-        (["gate"], asked and not any(asked) and not positions, why_not_native),
+        (["gate"], asked and not any(asked) and not positions, f"{config.attention} was published without a gate"),
         (["match_params"], not positions and not any(asked), "there is no gate"),
     )
 

@@ -35,11 +35,9 @@ from runs.parallel import gathered
 
 ROOT = Path(__file__).resolve().parents[1]
 # what the numbers of a run depend on, but for runs/: another version of one of them may give other numbers
-RESULT_FILES = (
-    "model.py", "mixers.py", "mixer.py", "gate.py", "keys.py", "train.py", "optim.py", "evaluate.py",
-    "ops/__init__.py", "ops/recurrence.py", "ops/levels.py", "ops/kernels.py", "ops/layers.py", "ops/fast.py",
-    "ops/loss.py", "data/shards.py", "data/drawn.py",
-)  # fmt: skip
+OPS = tuple(f"ops/{name}.py" for name in ("__init__", "recurrence", "levels", "kernels", "layers", "fast", "loss"))
+MODEL = ("model.py", "mixers.py", "mixer.py", "gate.py", "keys.py")
+RESULT_FILES = (*MODEL, *OPS, "train.py", "optim.py", "evaluate.py", "data/shards.py", "data/drawn.py")
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 
@@ -121,8 +119,8 @@ class OutDir:
                 "--overwrite=true starts over"
             )
         if self.resumed is not None:  # read before the lock was there: the run before may have saved once more
-            last = checkpoints.load_torch(self.path / "ckpt.pt", mapped=True)
-            if any(last.get(name) != self.resumed[name] for name in ("run_id", "iter_num")):
+            now = checkpoints.load_torch(self.path / "ckpt.pt", mapped=True)
+            if any(now.get(name) != self.resumed[name] for name in ("run_id", "iter_num")):
                 self.lock.close()
                 raise UserError(f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again")
         files.remove_leftovers(self.path)

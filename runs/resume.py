@@ -32,10 +32,8 @@ DERIVED = (("dtype", "auto"), ("vocab_size", None), ("head_dim", None))  # keys 
 
 
 def where_to_start(given: dict) -> tuple:
-    """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print).
-
-    given: the keys of config files and of the command line, which are checked together with those of the checkpoint
-    """
+    """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print), where the
+    keys of config files and of the command line are `given`."""
     given = without_alias(given)
     of_start = {name: given.get(name, getattr(TrainConfig, name)) for name in OF_THIS_START}
     init_from, file = of_start["init_from"], Path(of_start["out_dir"]) / "ckpt.pt"
@@ -65,11 +63,9 @@ def go_on(given: dict, file: Path) -> tuple:
     of_model = model_keys(resumed, file)
     # a run's evaluations are compared with each other: they read the same sample in the same way
     kept = {name: before[name] for name in ("eval_tokens", "mask_documents", "optimizer")} | {"dtype": resumed["dtype"]}
-    for name, value in (of_model | kept).items():
-        if given.get(name, value) != value and (name, given[name]) not in DERIVED:
-            raise UserError(
-                f"{name}={given[name]}: {file} has {value}, which a resumed run keeps; leave it out, or its config"
-            )
+    for name, had in (of_model | kept).items():
+        if (asked := given.get(name, had)) != had and (name, asked) not in DERIVED:
+            raise UserError(f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or its config")
     # another schedule replaces all that the checkpoint says of its own
     is_other = given.get("schedule", before["schedule"]) != before["schedule"] or given.get("decay_lr") is False
     replaced = {"schedule": None, "decay_lr": True, "decay_iters": None} if is_other else {}
@@ -124,8 +120,7 @@ def model_keys(checkpoint: dict, path: Path | str) -> dict:
 
 def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
     """[(name, parameter)], in the order that its state_dict numbers them."""
-    groups = optimizer.param_groups
-    return [pair for group in groups for pair in zip(group["param_names"], group["params"], strict=True)]
+    return [pair for g in optimizer.param_groups for pair in zip(g["param_names"], g["params"], strict=True)]
 
 
 def optimizer_state(optimizers: list[torch.optim.Optimizer]) -> dict:
@@ -233,8 +228,7 @@ def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tup
             if (value != identity).any():
                 raise UserError(
                     f"gate {position}: a new gate would start at {float(value.flatten()[0]):.3g}, not {identity:g}, "
-                    f"and change what {path} computes; --gate=elementwise --gate_activation=sigmoid2 starts at the "
-                    "same function"
+                    f"and change what {path} computes; --gate_activation=sigmoid2 starts at the same function"
                 )
     model.load_state_dict(state | fitting)
     new, unused = [name for name in state if name not in fitting], [name for name in weights if name not in fitting]

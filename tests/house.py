@@ -14,12 +14,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_815,
-    "lines: tests": 11_595,
+    "lines: product": 14_880,
+    "lines: tests": 11_830,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_400,
-    "lines: study + experiment.py": 2_575,
+    "lines: study + experiment.py": 2_596,
     "lines: runs": 2_300,
     "lines: speed + bench.py": 801,
     "kB: docs": 60,

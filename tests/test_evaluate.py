@@ -95,7 +95,8 @@ def test_a_row_that_only_longer_contexts_have_is_in_the_table(checkpoint, helper
     evaluate.main(helpers.words(checkpoint=checkpoint(attention="gla"), device="cpu", lengths="4,8,128"))
     rows = re.findall("(?m)^  loss ([a-z_]+) +([0-9.-]+) +([0-9.-]+) +([0-9.-]+)$", capsys.readouterr().out)
     assert [(name, numbers.count("-")) for name, *numbers in rows] == [
-        ("near", 1), ("far", 0), ("repeated", 2), ("elsewhere", 0), ("far_minus_near", 1), ("repeated_minus_elsewhere", 2)
+        ("near", 1), ("far", 0), ("repeated", 2), ("elsewhere", 0),
+        ("far_minus_near", 1), ("repeated_minus_elsewhere", 2),
     ]  # fmt: skip
 
 

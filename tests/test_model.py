@@ -389,21 +389,14 @@ def test_what_makes_no_sense_is_refused_in_one_line(keys, words):
     assert "\n" not in str(error.value)
 
 
-ADDS = dict(gate_activation="add_silu", gate_input="static")
 WITHOUT_EFFECT = [
     dict(attention="cosformer", gate="headwise@query"),
     dict(attention="cosformer", gate="scalar@key", gate_input="static"),
     dict(attention="gla", gate="headwise@value", gate_input="static"),
     dict(attention="gla", gate="headwise", norm_first=False),
     dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=8),
-    dict(gate="elementwise@key", n_kv_head=2, forget_gate=True, **ADDS),
-    dict(gate="scalar@output", gate_activation="add_silu", norm="layer"),
     dict(gate="scalar", post_norm=True),
     dict(gate="scalar@output", post_norm=True, bias=True),
-    *(dict(attention=name, gate="scalar@value", gate_input="static", post_norm=True) for name in MIXERS),
-    dict(attention="gla", gate="scalar@query", readout_norm="none", post_norm=True),
-    dict(attention="monarch", gate="scalar@key", gate_input="static", readout_norm="none", post_norm=True),
-    dict(attention="cosformer", gate="shared@denominator", post_norm=True),
 ]
 WITH_EFFECT = [
     dict(attention="cosformer", gate="headwise@value", gate_input="static"),
@@ -412,10 +405,7 @@ WITH_EFFECT = [
     dict(attention="gated_deltanet", gate="headwise@key", gate_input="static"),
     dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=2),
     dict(attention="gla,cosformer", gate="elementwise", norm_first=False),
-    *(dict(gate="shared@key", **ADDS, **more) for more in (dict(sink="head"), dict(attention_softcap=2.0))),
-    dict(gate="headwise@key", attention_weights="softpick", **ADDS),
-    dict(gate="scalar@value", gate_input="static", post_norm=True, readout_activation="silu"),
-    dict(attention="cosformer", gate="headwise@denominator", post_norm=True),
+    dict(gate="scalar", post_norm=True, bias=True),
 ]
 
 
@@ -423,7 +413,7 @@ WITH_EFFECT = [
 @pytest.mark.parametrize("keys", WITHOUT_EFFECT + WITH_EFFECT, ids=str)
 def test_a_gate_is_refused_if_it_changes_nothing(keys, monkeypatch):
     if keys in WITHOUT_EFFECT:
-        with pytest.raises(UserError, match="has no effect, because a norm or softmax behind it cancels"):
+        with pytest.raises(UserError, match="has no effect, because a norm behind it cancels"):
             make_config(**keys)
         monkeypatch.setattr(model_file, "check_gate", lambda *args: None)
     model, idx = off_its_start(make_config(norm_eps=1e-30, **keys)), random_ids(1, T)

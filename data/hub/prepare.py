@@ -67,6 +67,8 @@ def main(argv):
     config = configurator.load(Config, argv, positional="name", program=GENERATOR, description=__doc__)
     if len(config.name) + (config.from_dir is not None) != 1:
         raise UserError("name one data set of the hub, or a folder with a copy: --from_dir=FOLDER")
+    if config.val_split == config.split:
+        raise UserError(f"val_split={config.split!r}: is the split to train on; name another, or leave val_split out")
     streams = open_streams(config)
     out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     train = (text for text in texts_of(config, streams["train"]) if not is_held_out(config, text))
@@ -98,8 +100,9 @@ def open_streams(config):
         for ours, name in {"train": "split", "val": "val_split"}.items():
             if (theirs := getattr(config, name)) is not None:
                 configurator.check_choice(name, theirs, tuple(found))
-                columns = found[theirs].column_names or next(iter(found[theirs]))  # jsonl: those of the first row
-                configurator.check_choice("column", config.column, tuple(columns))
+                if (first := next(iter(found[theirs]), None)) is None:
+                    raise UserError(f"{name}={theirs!r}: has no rows; name another split")
+                configurator.check_choice("column", config.column, tuple(first))
                 streams[ours] = found[theirs].select_columns([config.column])
     return streams
 
