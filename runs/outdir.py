@@ -118,11 +118,10 @@ class OutDir:
                 f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from its ckpt.pt, "
                 "--overwrite=true starts over"
             )
-        if self.resumed is not None:  # read before the lock was there: the run before may have saved once more
-            now = checkpoints.load_torch(self.path / "ckpt.pt", mapped=True)
-            if any(now.get(name) != self.resumed[name] for name in ("run_id", "iter_num")):
-                self.lock.close()
-                raise UserError(f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again")
+        # it was read before the lock was there: the run before may have saved once more
+        if self.resumed is not None and os.stat(self.path / "ckpt.pt").st_mtime_ns != self.resumed["written"]:
+            self.lock.close()
+            raise UserError(f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again")
         files.remove_leftovers(self.path)
 
     def _start(self, about, first_step):

@@ -53,7 +53,8 @@ def where_to_start(given: dict) -> tuple:
 
 def go_on(given: dict, file: Path) -> tuple:
     """What where_to_start returns for a run that goes on from this ckpt.pt."""
-    resumed, about = checkpoints.load(file, mapped=True, parts=()), file.with_name("config.json")
+    written = file.stat().st_mtime_ns if file.is_file() else None
+    resumed, about = checkpoints.load(file, mapped=True, parts=()) | {"written": written}, file.with_name("config.json")
     if missing := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights")
     if about.is_file() and resumed["run_id"] not in about.read_text(errors="replace"):

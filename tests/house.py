@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_880,
+    "lines: product": 14_885,
     "lines: tests": 11_830,
     "lines: model.py": 700,
     "lines: longest other product file": 600,

@@ -5,8 +5,6 @@ The recipe of config/wikitext103/base.py, 0.6B tokens a run. Each arm chooses it
 of a third. A gain of 3% is a difference of 0.0305 in the logarithm of the test split's word perplexity,
 without minus with. The claims were written before the first run. Five seeds support a claim that stands alone, so that
 those by mixer are exploratory. Several machines may share out_dir, each with a call of its own (docs/wikitext103.md).
-
-Result: not run yet.
 """
 
 name = "wikitext103"
