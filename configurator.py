@@ -196,12 +196,8 @@ def _read(value, rule):
 
 
 def load(config_class: type, argv: list[str], **options: Any) -> Any:
-    """An instance of config_class from the words of a command line; the options are those of read_words. Its attribute
-    `given` has the names that were set; the other keys have their defaults. Raises UserError."""
-    values = read_words(config_class, argv, **options)
-    config = config_class(**values)
-    config.given = frozenset(values)
-    return config
+    """An instance of config_class from the words of a command line, as read_words reads them. Raises UserError."""
+    return config_class(**read_words(config_class, argv, **options))
 
 
 def read_words(config_class: type, argv: list[str], positional="config", program="train.py", description="") -> dict:

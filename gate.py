@@ -94,7 +94,9 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     norm = mixer.norm_of(config)
     if config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
         return False
-    is_last = granularity == "scalar" and (position == "output" or position == "readout" and not config.bias)
+    is_factor = position in mixer.linear_in and (position == "query" or config.gate_input == "static")
+    is_behind = position == "readout" or is_factor and config.readout_activation == "none"
+    is_last = granularity == "scalar" and (position == "output" or is_behind and not config.bias)
     if is_last and config.post_norm and config.gate_activation in POSITIVE_ACTIVATIONS:
         return True
     if norm == "none":
@@ -108,7 +110,7 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
         return norm != "denominator" and not config.norm_first
     if position == "value" and norm == "denominator":  # v is in the numerator, not in the denominator
         return False
-    return position in mixer.linear_in and (position == "query" or config.gate_input == "static")
+    return is_factor
 
 
 class ZeroLinear(nn.Linear):

@@ -7,10 +7,11 @@
 The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. Without --device it
 is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the
 run's if it isn't given). A context is read once for all of its continuations, together with contexts of about its
-length: at most --batch_size of either at once (16). The last block_size tokens of a text are read, as the harness
-does it for other models; an answer ends early where cosformer or learned positions end. Special tokens are those of an
-imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end before a
-text. Its bos_token_id stands before a text that is not empty, too, where tokenizer.json puts it there, as Llama's does.
+length: at most --batch_size of either at once (16). The last block_size tokens of a text are read, for scores as the
+harness does it for other models; an answer ends early where cosformer or learned positions end. Special tokens are
+those of an imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end
+before a text. Its bos_token_id stands before a text that is not empty, too, where tokenizer.json puts it there, as
+Llama's does.
 What each row of the training began with is read before every text.
 """
 

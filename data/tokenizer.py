@@ -40,7 +40,7 @@ def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
     """The tokenizer that a model was trained with. data: what its checkpoint keeps of the data set."""
     folder, name = path if os.path.isdir(path) else os.path.dirname(path), data.get("tokenizer", "")
     if name not in TOKENIZERS and not name.startswith(f"{TOKENIZER_FILE} "):
-        raise UserError(f"{path}: the ids that it was trained on ({name or 'of unknown data'}) stand for no text")
+        raise UserError(f"{path}: names no tokenizer of text ({name or 'none'}); an import needs its tokenizer.json")
     return get_tokenizer(name, [folder, data.get("path") or "."])
 
 

@@ -19,11 +19,11 @@ def notes_on_keys(config, resumes: bool, new: list[str]) -> list[str]:
     unused = unused_keys(config) | reasons(
         (["min_lr", "lr_decay_iters"], config.decay == "constant", "schedule is constant"),
         (["muon_lr_scale"], config.optimizer == "adamw", "optimizer is adamw"),
-        (["new_lr_scale"], not new, "the run has no parameter that the weights of init_from lacked"),
+        (["new_lr_scale"], not new, "no parameter is new beside a checkpoint's"),
         (["keep_moments"], resumes, "the run goes on with its own"),
         (["shards", "gather_dtype"], config.parallel == "ddp", "parallel is ddp"),
     )
-    given = [name for name in unused if name in getattr(config, "given", ())]
+    given = [name for name in unused if name in config.given]
     notes = [f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given]
     steps, warmup = config.max_iters, config.warmup_iters
     if warmup > steps:

@@ -35,12 +35,12 @@ def where_to_start(given: dict) -> tuple:
     """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print), where the
     keys of config files and of the command line are `given`."""
     given = without_alias(given)
-    of_start = {name: given.get(name, getattr(TrainConfig, name)) for name in OF_THIS_START}
-    init_from, file = of_start["init_from"], Path(of_start["out_dir"]) / "ckpt.pt"
+    init_from = given.get("init_from", TrainConfig.init_from)
+    file = Path(given.get("out_dir", TrainConfig.out_dir)) / "ckpt.pt"
     if init_from == "auto" and file.with_name("lock").is_file():
         files.lock(file.parent, LOCK_WAIT).close()  # the job before this one may still be writing it
     if init_from == "resume" or file.is_file() and init_from == "auto":
-        config, *rest = go_on(given | of_start, file)
+        config, *rest = go_on(given, file)
     elif init_from not in ("scratch", "auto"):
         config, *rest = start_from_weights(given, init_from)
     else:
@@ -69,8 +69,10 @@ def go_on(given: dict, file: Path) -> tuple:
             raise UserError(f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or its config")
     # another schedule replaces all that the checkpoint says of its own
     is_other = given.get("schedule", before["schedule"]) != before["schedule"] or given.get("decay_lr") is False
-    replaced = {"schedule": None, "decay_lr": True, "decay_iters": None} if is_other else {}
-    values = before | replaced | given | of_model | {"dtype": resumed["dtype"]}
+    new = (
+        dict.fromkeys(("schedule", "decay_iters", "lr_decay_iters", "min_lr")) | {"decay_lr": True} if is_other else {}
+    )
+    values = before | new | given | of_model | {"dtype": resumed["dtype"]}
     config = configurator.build(TrainConfig, values, source=str(file))
     if resumed["iter_num"] > config.max_iters:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")

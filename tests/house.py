@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
     "lines: product": 14_885,
-    "lines: tests": 11_845,
+    "lines: tests": 11_852,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_400,

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT, Helpers
 
 import configurator
-from configurator import UserError, build, key, load, read_config_file
+from configurator import UserError, build, key, load, read_config_file, read_words
 from runs.rules import Rule, wrong_field
 
 error_of = Helpers.error_of
@@ -158,9 +158,10 @@ def test_files_apply_in_order_and_keys_come_last_in_their_order(write):
     write("a.py", "n_layer = 1\nbatch_size = 1\ngate = 'a'\ndropout = 0.1")
     write("b.py", "batch_size = 2\ngate = 'b'\ndropout = 0.2")
     override = '--config_override={"dropout": 0.4, "warmup": 3}'
-    config = load(Config, ["--gate=c", "a.py", "--dropout=0.3", override, "b.py"])
+    words = ["--gate=c", "a.py", "--dropout=0.3", override, "b.py"]
+    config = load(Config, words)
     assert (config.n_layer, config.batch_size, config.gate, config.dropout) == (1, 2, "c", 0.4)
-    assert config.given == {"n_layer", "batch_size", "gate", "dropout", "warmup"}
+    assert read_words(Config, words).keys() == {"n_layer", "batch_size", "gate", "dropout", "warmup"}
     assert load(Config, ['--config_override={"n_layer": 4}', "--n_layer=5", "--n_layer=6"]).n_layer == 6
     assert load(Config, ["--n_layer=5", '--config_override={"n_layer": 4}']).n_layer == 4
 

@@ -397,6 +397,8 @@ WITHOUT_EFFECT = [
     dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=8),
     dict(gate="scalar", post_norm=True),
     dict(gate="scalar@output", post_norm=True, bias=True),
+    dict(gate="scalar@value", gate_input="static", post_norm=True),
+    dict(attention="gla", gate="scalar@query", readout_norm="none", post_norm=True),
 ]
 WITH_EFFECT = [
     dict(attention="cosformer", gate="headwise@value", gate_input="static"),
@@ -406,6 +408,7 @@ WITH_EFFECT = [
     dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=2),
     dict(attention="gla,cosformer", gate="elementwise", norm_first=False),
     dict(gate="scalar", post_norm=True, bias=True),
+    dict(gate="scalar@value", gate_input="static", post_norm=True, readout_activation="silu"),
 ]
 
 

@@ -224,6 +224,7 @@ WSD, LINEAR = dict(schedule="wsd", decay_iters=2), dict(attention="gated_deltane
         (WSD, "resume", dict(schedule="constant"), dict(decay="constant", decay_iters=None)),
         (WSD, "auto", dict(decay_lr=False), dict(decay="constant", decay_iters=None)),
         (dict(decay_lr=False), "resume", dict(schedule="cosine"), dict(decay="cosine")),
+        (dict(min_lr=1e-5, lr_decay_iters=4), "resume", dict(schedule="wsd"), dict(min_lr=None, lr_decay_iters=None)),
         (LINEAR, "resume", dict(beta_max=1.0, head_dim=None), dict(attention="gated_deltanet", beta_max=1.0)),
         (dict(attention="gated"), "resume", dict(attention="gated"), dict(attention="softmax", gate="elementwise")),
         (LINEAR, "out/ckpt.pt", dict(levels="log_linear"), dict(attention="gated_deltanet", levels="log_linear")),

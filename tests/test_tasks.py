@@ -118,7 +118,7 @@ def test_a_run_resumes_to_the_bit_is_scored_by_length_and_refuses_what_it_lacks(
     run = words(checkpoint=tmp_path / "whole", device="cpu")
     meters.main([*run, "--rows=4"])
     assert "train has no end" in error_of(evaluate.main, [*run, "--split=train"])
-    assert "the ids that it was trained on (states/s3) stand for no text" in error_of(sample.main, run)
+    assert "names no tokenizer of text (states/s3)" in error_of(sample.main, run)
     other = make(tmp_path / "other", task="parity").folder
     assert "its tokenizer is 'states/parity'" in error_of(evaluate.main, [*run, f"--dataset={other}"])
     assert "block_size=19 is too small" in error_of(helpers.train, data.folder, tmp_path / "short", block_size=19)

@@ -100,10 +100,12 @@ def open_streams(config):
         for ours, name in {"train": "split", "val": "val_split"}.items():
             if (theirs := getattr(config, name)) is not None:
                 configurator.check_choice(name, theirs, tuple(found))
-                if (first := next(iter(found[theirs]), None)) is None:
-                    raise UserError(f"{name}={theirs!r}: has no rows; name another split")
-                configurator.check_choice("column", config.column, tuple(first))
+                # jsonl has the columns of its first row. Others are not read: a picture may be damaged
+                columns = found[theirs].column_names or next(iter(found[theirs]), [config.column])
+                configurator.check_choice("column", config.column, tuple(columns))
                 streams[ours] = found[theirs].select_columns([config.column])
+                if next(iter(streams[ours]), None) is None:
+                    raise UserError(f"{name}={theirs!r}: has no rows; name another split")
     return streams
 
 
