@@ -25,6 +25,7 @@ STATE = (
     "dtype", "new", "code_files",
 )  # fmt: skip
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
+OF_SCHEDULE = ("schedule", "decay_iters", "lr_decay_iters", "min_lr")
 MOMENTS = {"AdamW": {"exp_avg", "exp_avg_sq", "step"}, "Muon": {"momentum_buffer"}}
 # seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is gone (NFS 4: 90)
 LOCK_WAIT = 120.0
@@ -69,9 +70,7 @@ def go_on(given: dict, file: Path) -> tuple:
             raise UserError(f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or its config")
     # another schedule replaces all that the checkpoint says of its own
     is_other = given.get("schedule", before["schedule"]) != before["schedule"] or given.get("decay_lr") is False
-    new = (
-        dict.fromkeys(("schedule", "decay_iters", "lr_decay_iters", "min_lr")) | {"decay_lr": True} if is_other else {}
-    )
+    new = dict.fromkeys(OF_SCHEDULE) | {"decay_lr": True} if is_other else {}
     values = before | new | given | of_model | {"dtype": resumed["dtype"]}
     config = configurator.build(TrainConfig, values, source=str(file))
     if resumed["iter_num"] > config.max_iters:
@@ -115,10 +114,9 @@ def differences(config, given: dict, before: dict, where: str) -> list[str]:
 
 def model_keys(checkpoint: dict, path: Path | str) -> dict:
     """{key of the model: value} of a checkpoint, but for kernels, which this machine may lack."""
-    saved = {name: value for name, value in checkpoint["model_args"].items() if name != "kernels"}
+    saved = checkpoint["model_args"] | {"kernels": GPTConfig.kernels}
     keys = dataclasses.asdict(configurator.build(GPTConfig, saved, source=str(path)))
-    del keys["kernels"]
-    return keys
+    return {name: value for name, value in keys.items() if name != "kernels"}
 
 
 def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
