@@ -89,15 +89,15 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     """Whether the gate is a factor that all inputs of the readout's norm share, so that the norm cancels it.
 
     On the readout it is, if it comes before the norm; on q, k or v, if the readout is linear in it: on q always, on k
-    and v if the gate is static, that is, the same for all tokens. Under post_norm a factor on all heads is one, too.
+    and v if the gate is static, that is, the same for all tokens. post_norm cancels a factor that all heads share.
     """
     norm = mixer.norm_of(config)
     if config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
         return False
     is_factor = position in mixer.linear_in and (position == "query" or config.gate_input == "static")
-    is_behind = position == "readout" or is_factor and config.readout_activation == "none"
-    is_last = granularity == "scalar" and (position == "output" or is_behind and not config.bias)
-    if is_last and config.post_norm and config.gate_activation in POSITIVE_ACTIVATIONS:
+    scales_readout = position == "readout" or is_factor and config.readout_activation == "none"
+    scales_branch = granularity == "scalar" and (position == "output" or scales_readout and not config.bias)
+    if scales_branch and config.post_norm and config.gate_activation in POSITIVE_ACTIVATIONS:
         return True
     if norm == "none":
         return False

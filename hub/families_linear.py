@@ -182,9 +182,9 @@ def of_authors(config: dict) -> dict:
 
 def layers_of(config: GPTConfig) -> list[tuple[str, LayerGate]]:
     """config.layers(), without `native` where a mixer was published without a gate: there it means none."""
-    layers = config.layers()
     return [
-        (mixer, gate._replace(native=gate.native and OURS[mixer].native_gate is not None)) for mixer, gate in layers
+        (mixer, gate._replace(native=gate.native and OURS[mixer].native_gate is not None))
+        for mixer, gate in config.layers()
     ]
 
 

@@ -118,7 +118,7 @@ class OutDir:
                 f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from its ckpt.pt, "
                 "--overwrite=true starts over"
             )
-        # it was read before the lock was there: the run before may have saved once more
+        # ckpt.pt was read before the lock was there: the run before may have saved once more
         if self.resumed is not None and os.stat(self.path / "ckpt.pt").st_mtime_ns != self.resumed["written"]:
             self.lock.close()
             raise UserError(f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again")

@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_883,
-    "lines: tests": 11_852,
+    "lines: product": 14_882,
+    "lines: tests": 11_844,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_400,

@@ -183,16 +183,8 @@ def test_one_file_is_split_at_the_border_of_its_lines_and_no_part_is_blank(parts
 
 def test_folders_and_linked_ones_are_searched_once_and_blank_and_hidden_files_are_left_out(tmp_path):
     hidden, marks = ("n/.ipynb_checkpoints/b.md", "n/._b.md"), ("n/b.md", "n/blank.md")
-    for name in (
-        "n/b.md",
-        "n/sub/a.txt",
-        "n/c.rst",
-        "n/blank.md",
-        "n/blank_too.md",
-        "elsewhere/e.md",
-        "d.log",
-        *hidden,
-    ):
+    shown = "n/b.md n/sub/a.txt n/c.rst n/blank.md n/blank_too.md elsewhere/e.md d.log".split()
+    for name in (*shown, *hidden):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("\ufeff" * (name in marks) + (" \n" if "blank" in name else name))
     (tmp_path / "n" / "link.md").symlink_to(tmp_path / "d.log")

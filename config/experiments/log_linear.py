@@ -7,8 +7,8 @@ before, where MQAR's key stands: the gain may be that shift alone. So: cosFormer
 al. and by that partition, each without and with a convolution of 4, without and with a sigmoid gate. Keys stand at even
 positions here, and at odd ones in log_linear_shifted.py. Two layers x 64, rows of 64 tokens with 8 pairs, 80 ids.
 
-Without a convolution the accuracy at the end is compared (chance, a guess among the values, is 12.5%, which no pilot
-left); with one, where all arms are near 99%, the logarithm of the steps to 90%.
+Without a convolution the accuracy at the end is compared (a guess among the values, 12.5%, is chance, and no pilot
+rose above it); with one, where all arms are near 99%, the logarithm of the steps to 90%.
 """
 
 name = "log_linear"

@@ -7,7 +7,7 @@ the delta rule a token and beta to 2. Published at 3 to 40 bits: beta to 1 does 
 et al. 2024), and a Transformer does not. What is compared is the accuracy beyond the trained length, where 50% is
 chance. A run ends after two evaluations in a row above 99.5% on all positions.
 
-A pilot of one run each (3e-3) had shown this; Mamba-2 and Gated DeltaNet to 1 had 61 and 63% beyond 32.
+A pilot of one run each (3e-3) had agreed; Mamba-2 and Gated DeltaNet to 1 had 61 and 63% beyond 32.
 """
 
 name = "parity"

@@ -10,7 +10,7 @@ sets that, and none must: AdamW's steps do not scale with the gradient, so 0.5 W
 starts at half (out_init_scale) at the rate itself, but for clipping, epsilon and weight decay.
 
 Log steps to 90% are compared; 0.0953 is a factor of 1.1. "Costs steps" stands if the sigmoid gate is slower, goes if it
-is within 10%, and changes if one mixer alone pays. Intervals take the chosen rates as given. Ten seeds decide all.
+is within 10%, and changes if one mixer alone pays. Intervals take the chosen rates as given. Ten seeds decide each.
 """
 
 include = "recall.py"

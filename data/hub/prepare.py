@@ -100,7 +100,7 @@ def open_streams(config):
         for ours, name in {"train": "split", "val": "val_split"}.items():
             if (theirs := getattr(config, name)) is not None:
                 configurator.check_choice(name, theirs, tuple(found))
-                # jsonl has the columns of its first row. Others are not read: a picture may be damaged
+                # jsonl has no names, only rows. No other column is decoded: a picture there may be damaged
                 columns = found[theirs].column_names or next(iter(found[theirs]), [config.column])
                 configurator.check_choice("column", config.column, tuple(columns))
                 streams[ours] = found[theirs].select_columns([config.column])
