@@ -80,10 +80,16 @@ class ExperimentConfig:
         self.seeds_of = {arm: seeds for name, seeds in self.seeds_of.items() for arm in arms_named(self, [name])}
         self.first_arms = arms_named(self, self.first_arms)
         self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
+        rates, seeds = self.learning_rates, self.selection_seeds
         refuse({
             "arms={}: there is nothing to run; name a file of config/experiments/, or add arms": not self.arms,
             "seeds=[]: there is nothing to run; add one at least, as in seeds = [0, 1, 2]": not self.seeds,
             "solved_above: is about accuracy, which is not the metric": self.solved_above and self.metric != "accuracy",
+            "rate_of: without selection_seeds no rate is chosen": self.rate_of and not seeds,
+            "learning_rates, selection_seeds: give both, or none": bool(rates) != bool(seeds),
+            f"selection_seeds={seeds}: names a seed twice": len(set(seeds)) < len(seeds),
+            f"seeds={self.seeds}: names a seed twice": len(set(self.seeds)) < len(self.seeds),
+            f"selection_seeds={seeds}: the comparison uses some of them, too": set(seeds) & set(self.seeds),
         })  # fmt: skip
         configurator.build(TrainConfig, self.selection_base, source="selection_base")
         for name, keys in self.scores.items():
@@ -91,7 +97,6 @@ class ExperimentConfig:
         scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
         configurator.check_choice("prepare", self.prepare, scripts)
         self.check_names_of_arms()
-        self.check_rates()
         self.check_runs()
         for name, claim in self.claims.items():
             self.check_claim(name, claim)
@@ -100,15 +105,16 @@ class ExperimentConfig:
     def check_paths(self) -> None:
         """Raises UserError for a name or a key that could lead out of out_dir: runs' folders and scores' files bear the
         names of arms and scores."""
-        named = [(kind, *entry) for kind in ("arms", "variants", "scores") for entry in getattr(self, kind).items()]
-        for kind, name, _ in [*named, ("name", self.name, {})]:
+        kinds = ("arms", "variants", "scores")
+        named = [(f"{kind}: ", name, keys) for kind in kinds for name, keys in getattr(self, kind).items()]
+        named += [("name: ", self.name, {}), ("", "base", self.base), ("", "selection_base", self.selection_base)]
+        for kind, name, keys in named:
             is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
             if not is_text or name[0] == "." or {"/", "\\"} & set(name) or len(name.encode()) > 80:
                 words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin with no dot"
-                raise UserError(f"{kind}: {show(name)}: {words}")
-        for kind, name, keys in [*named, ("base", "", self.base), ("selection_base", "", self.selection_base)]:
-            if taken := sorted(OURS[kind == "scores"] & keys.keys()):
-                raise UserError(f"{kind}: {name}: {taken[0]}: the experiment sets it, so that files stay in out_dir")
+                raise UserError(f"{kind}{show(name)}: {words}")
+            if taken := sorted(OURS[kind == "scores: "] & keys.keys()):
+                raise UserError(f"{kind}{name}: {taken[0]}: the experiment sets it, so that files stay in out_dir")
 
     def check_names_of_arms(self) -> None:
         """Raises UserError where a dict names an arm or a score that the experiment does not have."""
@@ -127,20 +133,9 @@ class ExperimentConfig:
             is_none = len(set(order.values())) < 2 or not 3 <= len(order) <= 7  # 7! = 5,040 orders
             refuse({f"ranks: {name}: an order is of three to seven arms, and not all numbers may be equal": is_none})
 
-    def check_rates(self) -> None:
-        """Raises UserError for keys of the learning rates that contradict each other."""
-        rates, seeds = self.learning_rates, self.selection_seeds
-        refuse({
-            "rate_of: without selection_seeds no rate is chosen": self.rate_of and not seeds,
-            "learning_rates, selection_seeds: give both, or none": bool(rates) != bool(seeds),
-            f"selection_seeds={seeds}: names a seed twice": len(set(seeds)) < len(seeds),
-            f"seeds={self.seeds}: names a seed twice": len(set(self.seeds)) < len(self.seeds),
-            f"selection_seeds={seeds}: the comparison uses some of them, too": set(seeds) & set(self.seeds),
-        })  # fmt: skip
-
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
-        for run in {run["arm"]: run for run in runs_of(self, self.seeds)}.values():
+        for run in {run["arm"]: run for run in runs_of(self)}.values():
             arm, steps = f"arm {run['arm']!r}", self.selection_iters * (run["arm"] not in self.rate_of)
             keys = configurator.build(TrainConfig, run["config"], source=arm)
             words = f"{arm}: selection_iters={steps}: must be at most max_iters={keys.max_iters}"
@@ -186,11 +181,11 @@ from configurator import UserError, show
 from evaluate import EvaluateConfig
 from runs.outdir import write_text
 from runs.rules import wrong_field
-from study import claims, curves, ranks, report
+from study import claims, curves, ranks, report, sinks
 from study.arms import NAMES, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
-from study.rows import ROW, read_rows, script_of, text_of
+from study.rows import ROW, read_rows, script_of
 from study.runner import gpus_of, jobs_of, lock, run_all
 from train import TrainConfig
 
@@ -228,8 +223,9 @@ def main(argv: list[str]) -> None:
         return
     choices, orders = choose_rates(config, read_rows(out_dir)), ranks.records(config, rows)
     judged = claims.judge_claims(config, rows, choices)
-    records, tables = list(map(claims.record, judged)), report.tables(config, rows, orders)
-    said: list = [part for part in (claims.table(records), claims.remarks(records)) if part]
+    records = list(map(claims.record, judged))
+    tables: list = list(filter(None, [report.table(config, rows), sinks.table(rows), ranks.table(orders)]))
+    said: list = list(filter(None, [claims.table(records), claims.remarks(records)]))
     print("\n" + "\n\n".join(map(str, [*tables, *said])) + "\n")
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
@@ -247,8 +243,7 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     """Lists the runs that have no row, with their hours by the rows of the same arm; then what each claim can show.
     Runs whose rate isn't chosen yet are listed at one of the rates."""
     plan, each = Plan(config, rows), config.processes_per_run
-    runs = plan.runs + unknown_runs(config, plan.choices)
-    waiting = [run for run in runs if text_of(run) not in plan.rows]
+    waiting = plan.lacking + unknown_runs(config, plan.choices)
     jobs = jobs_of(config, gpus_of(config) if config.gpus or torch.cuda.is_available() else [])
     of_step: dict[str, list] = {}  # seconds of one process, by arm
     for row in rows:
@@ -260,10 +255,10 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
         known += [statistics.median(seconds)] if seconds else []
         lines.append(f"{name_of(run):<60}" + (f"{known[-1]:>8,.0f} s" if seconds else ""))
     hours = f"about {sum(known) / 3600 / jobs:.1f} hours, {jobs} at a time, {each} processes each"
-    lines.append(f"{len(waiting)} of {len(runs)} runs to do" + f": {hours}" * (len(known) == len(waiting)))
-    compared = [plan.rows[text] for text in map(text_of, plan.compared) if text in plan.rows]
-    said = claims.reach_table(config, compared)
-    return "\n".join([*lines, *([f"\n{said}"] if said else [])])
+    counts = f"{len(waiting)} of {len(plan.done) + len(waiting)} runs to do"
+    lines.append(counts + f": {hours}" * (len(known) == len(waiting)))
+    said = claims.reach_table(config, plan.shown)
+    return "\n".join(lines) + (f"\n\n{said}" if said else "")
 
 
 if __name__ == "__main__":

@@ -35,14 +35,14 @@ def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
 
 
 def questions(config) -> list[dict]:
-    """[{claim, of, rule, weights, seeds, exploratory, family}] of every claim. rule: the claim itself. Claims about one
-    number of the rows are one family, unless they name another; exploratory ones are in their own."""
+    """[{claim, of, unit, rule, weights, seeds, exploratory, family}] of each claim. rule: the claim. Claims about
+    one number of the rows are one family, unless they name another; exploratory ones are in their own."""
     asked = []
     for name, rule in config.claims.items():
         path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", config.exploratory)
         about = {"claim": name, "of": path, "rule": rule, "weights": rule["contrast"], "exploratory": is_exploratory}
-        about["family"] = is_exploratory, rule.get("family") or tuple(path)
-        asked.append(about | {"seeds": seeds_of_claim(config, rule["contrast"])})
+        about |= {"unit": unit_of(path, rule["contrast"]), "seeds": seeds_of_claim(config, rule["contrast"])}
+        asked.append(about | {"family": (is_exploratory, rule.get("family") or tuple(path))})
     return asked
 
 
@@ -92,7 +92,7 @@ def reach_table(config, rows: list[dict]) -> Table | None:
 
 def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict]) -> list[str]:
     """[the effect, or the band (kind "within"), that a claim shows in 80% of cases; its unit; the spread], in words."""
-    n, weights, unit = len(question["seeds"]), question["weights"], unit_of(question)
+    n, weights, (convert, form) = len(question["seeds"]), question["weights"], UNITS[question["unit"]]
     values = list(stats.contrast(rows, weights, question["of"]).values())
     if len(values) > 1 and not stats.are_identical(values):
         spread, source = statistics.stdev(values), f"of {len(values)} seeds"
@@ -100,23 +100,20 @@ def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict
         spread, source = (config.pair_spread or 0) * math.sqrt(sum(w * w for w in weights.values()) / 2), "assumed"
     effect, band = stats.detectable(n, level)
     if n < 2 or not spread or math.isinf(effect):
-        return ["nothing: too few seeds" if spread else "no spread is known", unit, "-"]
-    threshold, effect, band = (
-        f"{UNITS[unit][0](x):{UNITS[unit][1]}}".lstrip("+")
-        for x in (stats.threshold_of(question["rule"]) or 0.0, spread * effect, spread * band)
-    )
+        return ["nothing: too few seeds" if spread else "no spread is known", question["unit"], "-"]
+    numbers = stats.threshold_of(question["rule"]) or 0.0, spread * effect, spread * band
+    threshold, effect, band = (f"{convert(x):{form}}".lstrip("+") for x in numbers)
     sees = f"a band of {band}" if kind == "within" else f"{effect} beyond {threshold}"
-    return [sees, unit, f"{spread:.3g}, {source}"]
+    return [sees, question["unit"], f"{spread:.3g}, {source}"]
 
 
 def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
-    """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see `unseen`) and flags.
-    choices: of learning rates, as plan.choose_rates gives them, for those flags."""
+    """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see `unseen`) and flags,
+    what a reader must know beside the verdict. choices: of learning rates, as plan.choose_rates gives them."""
     judged, families = [], {}
     for question in questions(config):
         values = stats.contrast(rows, question["weights"], question["of"])
         result = question | {"by_seed": values} | unseen(rows, question, values)
-        result["flags"] = flags(config, rows, choices, question)
         judged.append(result)
         if "in" in question["rule"] and result["missing"]:
             result |= {"verdict": "not run", "n": len(values), "threshold": question["rule"]["above"]}
@@ -127,8 +124,16 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
         for result, numbers in zip(family, stats.judge(asked), strict=True):
             result.update(numbers)
     for result in judged:  # each was corrected for in the family that it was declared in
-        if result["verdict"] != "not run" and (words := undeclared_look(rows, result)):
-            result |= {"exploratory": True, "flags": [*words, *result["flags"]]}
+        arms = {arm: [row for row in rows if row["arm"] == arm] for arm in result["weights"]}
+        looks = [] if result["verdict"] == "not run" else undeclared_looks(arms, result)
+        result["exploratory"] |= bool(looks)
+        words = {"lost": "no value in seeds", "missing": "a look before all seeds have run, without"}
+        without = [f"{text} {', '.join(map(str, result[name]))}" for name, text in words.items() if result[name]]
+        result["flags"] = without + looks
+        if all(arms.values()):
+            doubted = doubts([one for one in choices if one["arm"] in {config.rate_of.get(arm, arm) for arm in arms}])
+            at_ends = ends_of_the_scale(config, arms) if result["of"] == ["accuracy"] else []
+            result["flags"] += at_ends + unlike_pairs(arms) + unlike_rates(arms) + doubted
     return judged
 
 
@@ -143,13 +148,13 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
     return {"missing": missing, "lost": [seed for seed in seeds if seed not in values and seed not in missing]}
 
 
-def undeclared_look(rows: list[dict], question: dict) -> list[str]:
+def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
     """Why this is a look at the verdict that was not declared before the runs; empty if it is none. One look is
     declared, when all seeds have run. A row holds the seeds that its arm was to be run with: others were
     added later, and those that the config no longer has were left out. Older rows do not hold them.
     """
-    seeds, by_arm = question["seeds"], rows_by_arm(rows, question)
-    planned = [[set(row.get("planned_seeds", seeds)) for row in of_arm] for of_arm in by_arm.values()]
+    seeds = question["seeds"]
+    planned = [[set(row.get("planned_seeds", seeds)) for row in of_arm] for of_arm in arms.values()]
     first = min(len(plan & set(seeds)) for of_arm in planned for plan in of_arm)
     words = ["the seeds so far are no declared look"] if question["missing"] else []
     if left_out := sorted(set.intersection(*(set().union(*of_arm) for of_arm in planned)) - set(seeds)):
@@ -157,25 +162,6 @@ def undeclared_look(rows: list[dict], question: dict) -> list[str]:
     if first < len(seeds):
         words.append(f"seeds were added to the {first} that were planned at first, without a declared look")
     return words
-
-
-def rows_by_arm(rows: list[dict], question: dict) -> dict[str, list[dict]]:
-    return {arm: [row for row in rows if row["arm"] == arm] for arm in question["weights"]}
-
-
-def flags(config, rows: list[dict], choices: Sequence[dict], question: dict) -> list[str]:
-    """What a reader of the verdict must know: ceiling, floor, edge ..."""
-    arms = rows_by_arm(rows, question)
-    if not all(arms.values()):
-        return []
-    tried = {config.rate_of.get(arm, arm) for arm in arms}
-    words = ends_of_the_scale(config, arms) if question["of"] == ["accuracy"] else []
-    return [
-        *words,
-        *unlike_pairs(arms),
-        *unlike_rates(arms),
-        *doubts([choice for choice in choices if choice["arm"] in tried]),
-    ]
 
 
 def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
@@ -234,11 +220,10 @@ def doubts(choices: list[dict]) -> list[str]:
     return words
 
 
-def unit_of(claim: dict) -> str:
-    """The unit that a claim's numbers are shown in, one of UNITS."""
-    of = claim["of"]
+def unit_of(of: Sequence, weights: dict[str, float]) -> str:
+    """The unit that the numbers of a claim are shown in, one of UNITS."""
     what = next((word for word in of if word in UNIT_OF), None)
-    if of[0] == "log_steps" and abs(sum(claim["weights"].values())) > 1e-9:
+    if of[0] == "log_steps" and abs(sum(weights.values())) > 1e-9:
         return "steps"
     if what is None and of[0] == "meters":
         return "of the residual stream" if of[-1] == "effective" else "%" if SHARES & set(of) else AS_IT_IS
@@ -248,28 +233,21 @@ def unit_of(claim: dict) -> str:
 def record(claim: dict) -> dict:
     """What claims.json keeps of a judged claim, with all numbers in its unit. null: an end that too few seeds leave
     open, and what a claim does not have. detectable: so far beyond the threshold; of ratios, steps: by this factor."""
-    unit, values = unit_of(claim), claim["by_seed"]
+    values, (convert, _) = claim["by_seed"], UNITS[claim["unit"]]
 
     def shown(value: float | None) -> float | None:
-        return None if value is None or not math.isfinite(value) else float(f"{UNITS[unit][0](value):.6g}")
+        return None if value is None or not math.isfinite(value) else float(f"{convert(value):.6g}")
 
     numbers = ("low", "high", "student_low", "student_high", "threshold", "within", "detectable", "detectable_within")
     return {
-        "name": claim["claim"], "of": " ".join(map(str, claim["of"])), "unit": unit,
+        "name": claim["claim"], "of": " ".join(map(str, claim["of"])), "unit": claim["unit"],
         "verdict": claim["verdict"], "exploratory": claim["exploratory"], "either_way": "other_than" in claim["rule"],
         # sum and not fmean: the last digits of the files that are there
         "estimate": shown(sum(values.values()) / len(values)) if values else None,
         **{name: shown(claim.get(name)) for name in numbers},
         **{name: claim.get(name) for name in ("p", "p_holm", "p_within_holm", "over", "needed", "sides")},
-        "seeds": {str(seed): shown(value) for seed, value in values.items()}, "flags": notes(claim),
+        "seeds": {str(seed): shown(value) for seed, value in values.items()}, "flags": claim["flags"],
     }  # fmt: skip
-
-
-def notes(claim: dict) -> list[str]:
-    """What a reader must know beside the verdict: seeds without a value, and the flags."""
-    words = {"lost": "no value in seeds", "missing": "a look before all seeds have run, without"}
-    without = [f"{text} {', '.join(map(str, claim[name]))}" for name, text in words.items() if claim[name]]
-    return without + claim["flags"]
 
 
 def table(records: list[dict]) -> Table | None:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from configurator import UserError
 from runs.files import one_line, read_json
 from study import stats
-from study.claims import RATIO, UNITS, table, unit_of
+from study.claims import RATIO, UNITS, table
 from study.drawing import COLOURS, FEWEST, dress, legend_of, mixer_colours, panel_grid, ratio_axis, write
 from study.rows import mixer_of, variant_of
 
@@ -115,7 +115,7 @@ def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
     columns = -(-len(pairs) // -(-len(pairs) // 4))  # as even as up to four a row allow
     figure, grid = panel_grid(len(pairs), columns, (2.9, 0.42 * n + 1.9), sharey=True)
     for axes, ((first, second, of), claim) in zip(grid.flat, pairs.items(), strict=False):
-        convert, _ = UNITS[unit_of(claim)]
+        convert, _ = UNITS[claim["unit"]]
         by_mixer = {
             mixer: stats.contrast(rows, {arm_of[mixer, first]: 1.0, arm_of[mixer, second]: -1.0}, of)
             for mixer in mixers
@@ -136,7 +136,7 @@ def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
         axes.set_title(title + " (exploratory)" * claim["exploratory"], fontsize=9)
         axes.set(ylim=(-n - 0.6, 0.6))
         what = ["steps to", *of[1:]] if of[0] == "log_steps" else of
-        axes.set_xlabel(f"{' '.join(map(str, what))} ({unit_of(claim)})", fontsize=8)
+        axes.set_xlabel(f"{' '.join(map(str, what))} ({claim['unit']})", fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
         if of[0] == "log_steps":
             ratio_axis(axes)

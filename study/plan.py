@@ -21,33 +21,32 @@ from train import TrainConfig
 class Plan:
     """What an experiment consists of, as far as the rows say by now.
 
-    rows: {text_of(run): row}; compared: the runs that are compared, as far as their rates are chosen; runs: those that
-    choose rates, then these; lacking: the runs without a row; done: the rows of the others; unscored: the rows that
-    lack a score; others: the rows of no such run.
+    compared: the runs that are compared, as far as their rates are chosen; shown: their rows; runs: those that choose
+    rates, then these; lacking: the runs without a row; done: the rows of the others; unscored: the rows that lack a
+    score; others: the rows of no such run.
     """
 
     def __init__(self, config, rows: list[dict]):
-        self.choices, self.rows = choose_rates(config, rows), {text_of(row): row for row in rows}
-        rates = rates_of(config, self.choices) if config.selection_seeds else None
-        self.compared = runs_of(config, config.seeds, rates)
+        self.choices, by_text = choose_rates(config, rows), {text_of(row): row for row in rows}
+        self.compared = runs_of(config, rates_of(config, self.choices) if config.selection_seeds else None)
+        self.shown = [by_text[text] for text in map(text_of, self.compared) if text in by_text]
         self.runs = [run for choice in self.choices for run in choice["runs"]] + self.compared
         known = {text_of(run): run for run in self.runs}
-        self.lacking = [run for text, run in known.items() if text not in self.rows]
-        self.done = [self.rows[text] for text in known if text in self.rows]
+        self.lacking = [run for text, run in known.items() if text not in by_text]
+        self.done = [by_text[text] for text in known if text in by_text]
         self.unscored = [row for row in self.done if missing_scores(config, row)]
-        self.others = [row for text, row in self.rows.items() if text not in known]
+        self.others = [row for text, row in by_text.items() if text not in known]
         self.waits_for_rates = any(choice["rate"] is None for choice in self.choices)
 
 
-def runs_of(config, seeds: list[int], chosen: dict[str, float] | None = None) -> list[dict]:
+def runs_of(config, chosen: dict[str, float] | None = None) -> list[dict]:
     """Every run of the seeds. chosen: {arm: rate}, of the only arms that are run; None: all, at the rates they have."""
-    runs = []
-    for is_late, seed, arm in itertools.product((False, True), seeds, config.arms):
-        is_left_out = seed in config.seeds and seed not in config.seeds_of.get(arm, [seed])
-        is_known = chosen is None or arm in chosen
-        if is_known and not is_left_out and is_late != (arm in config.first_arms):
-            runs.append(make_run(config, seed, arm, None if chosen is None else chosen[arm]))
-    return runs
+    rates = dict.fromkeys(config.arms) if chosen is None else chosen
+    return [
+        make_run(config, seed, arm, rates[arm])
+        for is_late, seed, arm in itertools.product((False, True), config.seeds, config.arms)
+        if arm in rates and seed in config.seeds_of.get(arm, [seed]) and is_late != (arm in config.first_arms)
+    ]
 
 
 def make_run(config, seed: int, arm: str, rate: float | None, purpose: str | None = None) -> dict:
@@ -85,41 +84,33 @@ def steps_of(runs: Iterable[dict]) -> int:
 
 def choose_rates(config, rows: list[dict]) -> list[dict]:
     """For each arm that chooses a rate of its own, the runs that this takes, and what their rows show:
-    {arm, rate (None while rows are missing), runs: those known by now, trials: [{rate, rows}], values: {rate:
-    `value_of` each seed}, and what `settled` adds}"""
+    {arm, rate (None while rows are missing), runs: those known by now, trials: {rate: a row, or None, of each seed},
+    values: {rate: `value_of` each seed}, and what `settled` adds}"""
     by_text = {text_of(row): row for row in rows}
     choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
     choices = [choose_rate(config, arm, by_text) for arm in choosing]
-    return pooled(config, choices) if config.pool_rates else choices
+    return pooled(choices) if config.pool_rates else choices
 
 
 def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
-    choice: dict = {"arm": arm, "rate": None, "runs": [], "trials": [], "values": {}}
+    trials, values = {}, {}
+    choice: dict = {"arm": arm, "rate": None, "runs": [], "trials": trials, "values": values}
     rates = waiting = sorted(set(config.learning_rates))
     while waiting:
-        measured = measure(config, choice, by_text, waiting)
-        if measured is None:
+        for rate in waiting:
+            runs = [make_trial(config, seed, arm, rate) for seed in config.selection_seeds]
+            choice["runs"] += runs
+            trials[rate] = [by_text.get(text_of(run)) for run in runs]
+            if None not in trials[rate]:
+                values[rate] = [value_of(config, row) for row in trials[rate]]
+        if len(values) < len(trials):
             return choice
-        choice["values"] |= measured
-        rate, waiting = safest(choice["values"], highest(choice["values"])), []
+        rate, waiting = safest(values, highest(values)), []
         # an edge of the config's own rates is that of all tried as long as it has not been widened on that side
         if config.widen_rates and len(rates) > 1 and rate in config.learning_rates and rate in (rates[0], rates[-1]):
             waiting = [float(f"{rate * rate / rates[1 if rate == rates[0] else -2]:.6g}")]
         rates = sorted(rates + waiting)
     return settled(choice, rate)
-
-
-def measure(config, choice: dict, by_text: dict, rates: list[float]) -> dict | None:
-    """{rate: its values by seed}, higher is better, or None while a row is missing. Adds to choice what is there."""
-    measured = {}
-    for rate in rates:
-        runs = [make_trial(config, seed, choice["arm"], rate) for seed in config.selection_seeds]
-        rows = [by_text.get(text_of(run)) for run in runs]
-        choice["runs"] += runs
-        choice["trials"].append({"rate": rate, "rows": rows})
-        if None not in rows:
-            measured[rate] = [value_of(config, row) for row in rows]
-    return measured if len(measured) == len(rates) else None
 
 
 def value_of(config, row: dict) -> float:
@@ -128,35 +119,31 @@ def value_of(config, row: dict) -> float:
     return -math.inf if value is None or not row["finite"] else value if config.metric == "accuracy" else -value
 
 
-def pooled(config, choices: list[dict]) -> list[dict]:
+def pooled(choices: list[dict]) -> list[dict]:
     """The choices of the arms of one mixer, which wait for each other: each takes the rate that is chosen by their
     means, unless its own best one is better by more than a standard error, or loses fewer runs."""
-    groups: dict = {}
-    for choice in choices:
-        groups.setdefault(mixer_of(choice["runs"][0]), []).append(choice)
-    made = {}
-    for mixer, members in groups.items():
-        if any(choice["rate"] is None for choice in members):
-            made |= {choice["arm"]: choice | {"rate": None} for choice in members}
+    made, mixers = [], [mixer_of(choice["runs"][0]) for choice in choices]
+    for choice, mixer in zip(choices, mixers, strict=True):
+        members = [member for member, its_mixer in zip(choices, mixers, strict=True) if its_mixer == mixer]
+        if any(member["rate"] is None for member in members):
+            made.append(choice | {"rate": None})
             continue
-        shared = set.intersection(*(set(choice["values"]) for choice in members))
-        by_arm = {rate: [choice["values"][rate] for choice in members] for rate in shared}
+        values = choice["values"]
+        shared = set.intersection(*(set(member["values"]) for member in members))
+        by_arm = {rate: [member["values"][rate] for member in members] for rate in shared}
         best = highest({rate: list(map(fmean, of_arms)) for rate, of_arms in by_arm.items()})
         joint = safest({rate: list(map(fmean, zip(*of_arms, strict=True))) for rate, of_arms in by_arm.items()}, best)
-        for choice in members:
-            best = highest(choice["values"])
-            margin, error = difference(choice["values"][best], choice["values"][joint])
-            lost, lost_at_best = (choice["values"][one].count(-math.inf) for one in (joint, best))
-            rate = best if margin > error or lost > lost_at_best else joint  # NaN is not more
-            made[choice["arm"]] = settled(choice, rate) | {"joint": (mixer, joint)}
-    return [made[choice["arm"]] for choice in choices]
+        best = highest(values)
+        margin, error = difference(values[best], values[joint])
+        is_better = margin > error or values[joint].count(-math.inf) > values[best].count(-math.inf)  # NaN is not more
+        made.append(settled(choice, best if is_better else joint) | {"joint": (mixer, joint)})
+    return made
 
 
 def settled(choice: dict, rate: float) -> dict:
     """The choice with its rate, is_edge, other: the best of the other rates, margin: how much better the rate's mean
     is, and error: the standard error of the margin; the last three are missing where there is no other."""
-    tried = [trial["rate"] for trial in choice["trials"]]
-    made = choice | {"rate": rate, "is_edge": rate in (min(tried), max(tried))}
+    made = choice | {"rate": rate, "is_edge": rate in (min(choice["trials"]), max(choice["trials"]))}
     other = highest({other: values for other, values in choice["values"].items() if other != rate})
     if other is not None:
         margin, error = difference(choice["values"][rate], choice["values"][other])
@@ -196,6 +183,6 @@ def rates_of(config, choices: list[dict]) -> dict[str, float]:
 
 def unknown_runs(config, choices: list[dict]) -> list[dict]:
     """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost as much."""
-    known, arms = rates_of(config, choices), config.arms if config.selection_seeds else []
-    guessed = {arm: config.learning_rates[0] for arm in arms if arm not in known}
-    return runs_of(config, config.seeds, guessed)
+    known = rates_of(config, choices)
+    waiting = [arm for arm in config.arms if config.selection_seeds and arm not in known]
+    return runs_of(config, {arm: config.learning_rates[0] for arm in waiting})

@@ -30,9 +30,8 @@ def records(config, rows: list[dict]) -> list[dict]:
         seeds = sorted(set.intersection(*map(set, by_arm)))
         by_seed = {str(seed): agreement([of_arm[seed] for of_arm in by_arm], published) for seed in seeds}
         means = [fmean(of_arm[seed] for seed in seeds) for of_arm in by_arm] if seeds else [0.0]
-        rho, p = agreement(means, published), None
-        if rho is not None:
-            p = fmean(agreement(other, published) >= rho for other in itertools.permutations(means))
+        rho, orders = agreement(means, published), itertools.permutations(means)
+        p = None if rho is None else fmean(agreement(other, published) >= rho for other in orders)
         kept.append({"name": name, "arms": len(order), "seeds": by_seed, "of_means": rho, "p": p})
     return kept
 

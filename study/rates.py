@@ -1,6 +1,5 @@
 """How the learning rates of an experiment were chosen: a table, and a figure of the rates that an arm learns at."""
 
-import itertools
 import math
 import statistics
 from pathlib import Path
@@ -35,40 +34,31 @@ def table(config, choices: list[dict]) -> Table | None:
     return Table(title, header, cells) if cells else None
 
 
-def windows_of(config, choices: list[dict]) -> dict[str, dict[str, dict[float, list[float]]]]:
-    """{mixer: {arm without its mixer's name: {rate: metric at the end, by seed}}}. NaN: it was not finite. {}: fewer
-    than three rates."""
-    ends_of: dict = {}
+def windows(config, choices: list[dict], path: Path) -> list[Path]:
+    """Draws the metric at the end against the learning rate, where an arm has tried three rates: a panel per mixer, a
+    colour per arm, every seed; a cross, and a gap in the line, where a run was lost. Returns the paths."""
+    is_accuracy, panels = config.metric == "accuracy", {}
+    scale, tried = 100 if is_accuracy else 1, set()
     for choice in choices:
-        for trial in choice["trials"]:
-            if None not in trial["rows"]:
-                row, ends = trial["rows"][0], [number(row[config.metric]) for row in trial["rows"]]
-                arms = ends_of.setdefault(mixer_of(row), {})
-                arms.setdefault(variant_of(row), {})[trial["rate"]] = ends
-    return ends_of if any(len(rates) > 2 for arms in ends_of.values() for rates in arms.values()) else {}
-
-
-def windows(metric: str, ends_of: dict[str, dict[str, dict[float, list[float]]]], path: Path) -> Path:
-    """Draws the metric at the end (ends_of, as `windows_of` gives it) against the learning rate: a panel per mixer, a
-    colour per arm, every seed; a cross, and a gap in the line, where a run was lost. Returns the path."""
-    scale = 100 if metric == "accuracy" else 1
-    looks = arm_looks(arm for arms in ends_of.values() for arm in arms)
-    tried = sorted({rate for arms in ends_of.values() for by_rate in arms.values() for rate in by_rate})
-
-    def curves(by_rate):  # a curve per seed; a run that is still to come leaves a gap, too
-        by_seed = itertools.zip_longest(*by_rate.values(), fillvalue=math.nan)
-        return [sorted(zip(by_rate, (scale * end for end in ends), strict=True)) for ends in by_seed]
+        known = {rate: rows for rate, rows in sorted(choice["trials"].items()) if None not in rows}
+        for of_seed in zip(*known.values(), strict=True):
+            curve = [(rate, scale * number(row[config.metric])) for rate, row in zip(known, of_seed, strict=True)]
+            arms = panels.setdefault(mixer_of(of_seed[0]), {})
+            arms.setdefault(variant_of(of_seed[0]), []).append(curve)
+        tried |= known.keys()
+    if not any(len(curves[0]) > 2 for arms in panels.values() for curves in arms.values()):
+        return []
+    looks = arm_looks(arm for arms in panels.values() for arm in arms)
 
     def finish(axes, title):
-        for i, (arm, by_rate) in enumerate(ends_of[title].items()):
-            lost = [rate for rate, ends in by_rate.items() if not all(map(is_finite, ends))]
+        for i, (arm, curves) in enumerate(panels[title].items()):
+            lost = [rate for curve in curves for rate, end in curve if not is_finite(end)]
             look = dict(color=looks[arm]["color"], transform=axes.get_xaxis_transform())
             axes.plot(lost, [0.97 - 0.03 * i] * len(lost), "x", **look)
         axes.set_xscale("log")
-        axes.set_xticks(tried, [f"{rate:,.2g}" for rate in tried], fontsize=7)  # its own ticks would be formulas
+        axes.set_xticks(sorted(tried), [f"{rate:,.2g}" for rate in sorted(tried)], fontsize=7)  # not formulas
         axes.minorticks_off()
 
-    panels = {title: {arm: curves(by_rate) for arm, by_rate in arms.items()} for title, arms in ends_of.items()}
-    what = "accuracy at the end (%)" if metric == "accuracy" else "loss at the end (nats a token)"
+    what = "accuracy at the end (%)" if is_accuracy else "loss at the end (nats a token)"
     look: dict = dict(xlabel="peak learning rate", ylabel=what, size=(2.5, 2.6), columns=len(panels), finish=finish)
-    return curve_panels(panels, looks, path, **look, has_bands=False)  # of few seeds they would fill the panel
+    return [curve_panels(panels, looks, path, **look, has_bands=False)]  # of few seeds they would fill the panel

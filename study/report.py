@@ -9,15 +9,10 @@ import statistics
 from pathlib import Path
 
 from configurator import UserError
-from study import claims, curves, forests, gains, ranks, rates, sinks, stats
+from study import claims, curves, forests, gains, rates, sinks, stats
 from study.drawing import arm_looks, curve_panels, is_finite, mixer_colours
 from study.page import Table
 from study.rows import mixer_of, number, variant_of
-
-
-def tables(config, rows: list[dict], orders: list[dict]) -> list[Table]:
-    """The tables that the report has beside the claims. orders: those of ranks.records."""
-    return list(filter(None, [table(config, rows), sinks.table(rows), ranks.table(orders)]))
 
 
 def show(config, row: dict) -> str:
@@ -71,9 +66,7 @@ def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: lis
         drawn.append(forests.of_claims(records, folder / "claims.png"))
     if len(set(map(mixer_of, rows))) > 1 and (pairs := forests.pairs_of(judged, rows)):
         drawn.append(forests.of_mixers(pairs, rows, folder / "mixers.png"))
-    if first_runs := rates.windows_of(config, choices):
-        drawn.append(rates.windows(config.metric, first_runs, folder / "windows.png"))
-    return drawn
+    return drawn + rates.windows(config, choices, folder / "windows.png")
 
 
 def metric_curves(rows: list[dict], path: Path) -> Path:

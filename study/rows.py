@@ -104,21 +104,16 @@ def variant_of(row: dict) -> str:
     return row["arm"].removeprefix(mixer_of(row)).strip(" ,") or "none"
 
 
-def wanted_scores(config, row: dict) -> dict[str, dict]:
-    """{name: keys of evaluate.py}: the scores that the config asks for, of a run of this arm."""
-    arm = row["arm"]
-    return {name: as_read(keys) for name, keys in config.scores.items() if arm in config.scores_of.get(name, [arm])}
-
-
-def scores_of(config, row: dict) -> dict[str, dict]:
-    """{name: score}: the scores of a row that the config asks for and that were made with the same keys."""
-    wanted, made = wanted_scores(config, row), row.get("scored", {})
-    return {name: row["scores"][name] for name in wanted if name in row["scores"] and made.get(name) == wanted[name]}
+def scores_of(config, row: dict) -> dict[str, dict | None]:
+    """{name: score} of the scores that the config asks for of the row's arm; None: it lacks it, or it was made with
+    other keys."""
+    arm, made, scores = row["arm"], row.get("scored", {}), row.get("scores", {})
+    wanted = {name: keys for name, keys in config.scores.items() if arm in config.scores_of.get(name, [arm])}
+    return {name: scores.get(name) if made.get(name) == as_read(keys) else None for name, keys in wanted.items()}
 
 
 def missing_scores(config, row: dict) -> list[str]:
-    """The names of the scores that a finished run lacks. A run that diverged or chose a rate is not scored."""
-    if "purpose" in row or not row["finite"]:
+    """The names of the scores that a row, or a run, lacks. A run that diverged or chose a rate is not scored."""
+    if "purpose" in row or not row.get("finite", True):
         return []
-    made = scores_of(config, row)
-    return [name for name in wanted_scores(config, row) if name not in made]
+    return [name for name, score in scores_of(config, row).items() if score is None]

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
@@ -53,12 +54,15 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
         plan = Plan(config, read_rows(out_dir))
     if (table := rates.table(config, plan.choices)) is not None:
         print(f"\n{table}")
-    rows = [plan.rows[text] for text in map(text_of, plan.compared) if text in plan.rows]
-    if len(rows) < len(plan.compared):
-        print(f"{len(plan.compared) - len(rows)} of {len(plan.compared)} runs have no row yet")
+    if lacking := len(plan.compared) - len(plan.shown):
+        print(f"{lacking} of {len(plan.compared)} runs have no row yet")
     if hidden := sum("purpose" not in row for row in plan.others):
         print(f"{hidden} rows are not shown: they have other keys, or wait for a learning rate that is not chosen yet")
-    return [row | {"scores": scores_of(config, row)} for row in rows] or None  # a row in the file may have more
+    shown = []
+    for row in plan.shown:  # a row in the file may have more scores
+        scores = {name: score for name, score in scores_of(config, row).items() if score is not None}
+        shown.append(row | {"scores": scores})
+    return shown or None
 
 
 def check_rows(config, plan: Plan, out_dir: Path) -> None:
@@ -111,31 +115,26 @@ def work(config, out_dir: Path) -> None:
                     is_ours = name_of(item) in [job["name"] for job in running]
                     if len(running) < jobs and not is_ours and (held := take(config, item, out_dir)) is not None:
                         gpu = min(gpus, key=[job["gpu"] for job in running].count, default=None)
-                        running.append(start(config, item, out_dir, threads, gpu, held))
+                        rest = carry_out(config, item, out_dir, threads, gpu, held)
+                        running.append({"name": name_of(item), "gpu": gpu, "rest": rest, "process": next(rest)})
                 if not running and not waits:
                     print(f"waiting for {len(items)} runs of other workers, first {name_of(items[0])}")
                 waits, look_at = not running, time.monotonic() + LOOK
             time.sleep(0.2)
-            for job in list(running):
-                if job["process"].poll() is None:
-                    continue
-                if job["process"].returncode == 0 and job["commands"]:
-                    command = job["commands"].pop(0)
-                    job["process"] = start_process(command, job["folder"], threads, job["gpu"], 1, job["lock"])
-                    continue
-                running.remove(job)
-                row = finish(config, job)
-                append_row(out_dir, row)  # other machines see it before the lock goes
-                job["lock"].close()
-                done = f"{row['seconds']:.0f} s ({len(plan.done) + 1} of {len(plan.runs)} runs)"
-                print(f"{job['name']}: {report.show(config, row)}, {done}", flush=True)
-                look_at = 0.0
+            for job in [job for job in running if job["process"].poll() is not None]:
+                try:
+                    job["process"] = next(job["rest"])
+                except StopIteration as end:
+                    running.remove(job)
+                    done = f"{end.value['seconds']:.0f} s ({len(plan.done) + 1} of {len(plan.runs)} runs)"
+                    print(f"{job['name']}: {report.show(config, end.value)}, {done}", flush=True)
+                    look_at = 0.0
     finally:
         for job in running:
             job["process"].terminate()
         for job in running:
             job["process"].wait()
-            job["lock"].close()
+            job["rest"].close()
 
 
 def lock(out_dir: Path, name: str, wait: float = 0.0) -> IO:
@@ -185,29 +184,42 @@ def jobs_of(config, gpus: list[str]) -> int:
     return min(at_most, len(config.arms) * max(len(config.seeds), trials))
 
 
-def start(config, item: dict, out_dir: Path, threads: int, gpu: str | None, held: IO) -> dict:
-    """Starts train.py for a run, and evaluate.py after it for each score; for a row only the scores that it lacks."""
-    run, is_finished = run_of(item), "finite" in item
-    folder, commands = out_dir / name_of(run), []
-    data = prepare(config, run["data"], run["seed"], out_dir / "data")
-    if not is_finished:
-        if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
-            raise UserError(f"{folder}: holds a run of other keys; move it away, or take another --out_dir")
-        files.claim(folder, "run")
-        keys = {"eval_whole": True, "threads": threads} | run["config"]
-        keys |= {"dataset": str(data), "out_dir": str(folder), "init_from": "auto"}
-        write_text(folder / "run.json", json.dumps(run))
-        (folder / "log.txt").unlink(missing_ok=True)
-        commands.append(("train.py", keys))
-    about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data), "device": run["config"].get("device", "auto")}
-    for name in missing_scores(config, {"scores": {}, "finite": True} | item):
-        commands.append(("evaluate.py", about | config.scores[name] | {"out": str(folder / f"score_{name}.json")}))
-    processes = 1 if is_finished else config.processes_per_run
-    process = start_process(commands.pop(0), folder, threads, gpu, processes, held)
-    return {
-        "item": item, "name": name_of(run), "folder": folder, "gpu": gpu, "process": process, "commands": commands,
-        "started": time.time(), "lock": held,
-    }  # fmt: skip
+def carry_out(
+    config, item: dict, out_dir: Path, threads: int, gpu: str | None, held: IO
+) -> Generator[subprocess.Popen, None, dict]:
+    """Makes a run with its scores, or the scores that a row lacks: yields each process in turn, and goes on when that
+    one has ended. It appends the row, which it returns, and then gives the lock of the run back."""
+    run, folder, is_new = run_of(item), out_dir / name_of(item), "finite" not in item
+    with held:
+        row, data = dict(item), prepare(config, run["data"], run["seed"], out_dir / "data")
+        started = time.time()
+        if is_new:
+            if any((folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")) and not is_of(run, folder):
+                raise UserError(f"{folder}: holds a run of other keys; move it away, or take another --out_dir")
+            files.claim(folder, "run")
+            keys = {"eval_whole": True, "threads": threads} | run["config"]
+            keys |= {"dataset": str(data), "out_dir": str(folder), "init_from": "auto"}
+            write_text(folder / "run.json", json.dumps(run))
+            (folder / "log.txt").unlink(missing_ok=True)
+            yield (process := start_process(("train.py", keys), folder, threads, gpu, config.processes_per_run, held))
+            row = finish(config, run, folder, process.returncode)
+        about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data)}
+        about["device"] = run["config"].get("device", "auto")
+        for name in missing_scores(config, row):
+            file = folder / f"score_{name}.json"
+            keys = about | config.scores[name] | {"out": str(file)}
+            yield (process := start_process(("evaluate.py", keys), folder, threads, gpu, 1, held))
+            check_end(folder, process.returncode)
+            score = files.read_json(file)
+            score.pop("checkpoint", None)  # a path of this machine
+            row["scores"] = row["scores"] | {name: score}
+            row["scored"] = row.get("scored", {}) | {name: as_read(config.scores[name])}
+        if is_new:
+            row["seconds"] = max(row["seconds"], time.time() - started)
+        # where a run has two rows, the later one counts, also if a machine whose clock is ahead made the first
+        row["ended"] = max(time.time(), row.get("ended", 0) + 1e-3)
+        append_row(out_dir, row)  # other machines see it before the lock goes
+    return row
 
 
 def is_of(run: dict, folder: Path) -> bool:
@@ -268,23 +280,25 @@ def start_process(command, folder: Path, threads: int, gpu: str | None, processe
         )  # fmt: skip
 
 
-def finish(config, job: dict) -> dict:
-    """The row of a run that has ended. Divergence gives a row; a crash raises UserError."""
-    item, folder, status = job["item"], job["folder"], job["process"].returncode
+def check_end(folder: Path, status: int) -> list[dict]:
+    """The rows of metrics.jsonl of a run whose process has ended. Raises UserError for a crash; to stop where the loss
+    is not finite is none."""
     metrics = read_jsonl(folder / "metrics.jsonl", ROW)
-    evaluations = [row for row in metrics if row["event"] == "eval"]
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
-    if status and not was_stopped or not evaluations:
+    if status and not was_stopped or "eval" not in [row["event"] for row in metrics]:
         lines = (folder / "log.txt").read_text().strip().splitlines()
         # behind the error of the run other ranks may tell that they have lost it, and torchrun prints a report
         errors = sorted(filter(lambda line: line.startswith("error: "), lines), key=lambda line: "has lost the" in line)
         tail = [*errors, *lines[-1:], ""][0]
         raise UserError(f"{folder.name} ended with status {status}: {tail} (all of it: {folder / 'log.txt'})")
-    if "finite" in item:
-        return scored(config, item, folder)
-    about = files.read_json(folder / "config.json")
-    speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
-    speed = statistics.median(speeds or [math.nan])
+    return metrics
+
+
+def finish(config, run: dict, folder: Path, status: int) -> dict:
+    """The row of a run that has been trained, or has diverged. Raises UserError for a crash."""
+    metrics, about = check_end(folder, status), files.read_json(folder / "config.json")
+    evaluations = [row for row in metrics if row["event"] == "eval"]
+    speed = statistics.median([row["tokens_per_second"] for row in metrics if row["event"] == "train"] or [math.nan])
     end = evaluations[-1] | metrics[-1]  # the row of event "end" has the numbers of the whole split
     sinks = [  # the meters of each kind of query, for the figures, if the data set names kinds
         {"step": row["step"], "value_norm": meters["value_norm"]}
@@ -292,7 +306,7 @@ def finish(config, job: dict) -> dict:
         for row in evaluations
         if (meters := row.get("meters", {})).get("kinds")
     ]
-    row = item | {
+    row = run | {
         "finite": status == 0,
         "horizon": about["config"]["max_iters"],
         "last_step": metrics[-1]["step"],  # before the horizon: solved, or not finite
@@ -307,26 +321,12 @@ def finish(config, job: dict) -> dict:
         "tokens_per_second": speed,
         "step_ms": 1000 * about["tokens_per_step"] / speed,
         "scores": {},
-        "seconds": max(time.time() - job["started"], metrics[-1].get("seconds", 0)),  # the latter over all its starts
+        "scored": {},
+        "seconds": metrics[-1].get("seconds", 0),  # over all starts of the run
         **{name: about.get(name) for name in OF_CODE_AND_MACHINE},
         "processes": config.processes_per_run,
         "prepare": config.prepare,
         "data_version": script_of(config.prepare).VERSION,
-        "planned_seeds": config.seeds_of.get(item["arm"], config.seeds),  # a claim whose seeds were added later shows
+        "planned_seeds": config.seeds_of.get(run["arm"], config.seeds),  # a claim whose seeds were added later shows
     }
-    return scored(config, row, folder)
-
-
-def scored(config, row: dict, folder: Path) -> dict:
-    """The row with the scores that it lacked, which evaluate.py has written by now."""
-    names = missing_scores(config, row)
-    scores = {name: files.read_json(folder / f"score_{name}.json") for name in names}
-    for score in scores.values():
-        score.pop("checkpoint", None)  # a path of this machine
-    made = row | {
-        "scored": row.get("scored", {}) | {name: as_read(config.scores[name]) for name in names},
-        "scores": row["scores"] | scores,
-        # where a run has two rows, the later one counts, also if a machine whose clock is ahead made the first
-        "ended": max(time.time(), row.get("ended", 0) + 1e-3),
-    }
-    return json.loads(json.dumps(made), parse_constant=lambda constant: None)  # NaN is no JSON
+    return json.loads(json.dumps(row), parse_constant=lambda constant: None)  # NaN is no JSON

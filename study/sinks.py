@@ -6,6 +6,7 @@ where the head has nothing to do.
 """
 
 import collections
+import itertools
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,31 +61,28 @@ def figure(rows: list[dict], path: Path) -> Path:
     the table. Returns the path."""
     rows = [row for row in rows if row.get("sinks")]
     counts = collections.Counter(row["arm"] for row in rows)
-    arms = [arm for arm, n in counts.items() if n == max(counts.values())]
-    arms.sort(key=lambda arm: arm != "none")
+    arms = sorted((arm for arm, n in counts.items() if n == max(counts.values())), key=lambda arm: arm != "none")
     (idle, *busy), is_crowded = kinds_in(rows), len(arms) > 7
-    weight = "Weight on the first token (%)"
-    values: dict = {
-        weight: lambda point: 100 * number(point[idle]["share"]),
-        "Effective sink: written of the first token / |x|": lambda point: point[idle]["effective"],
-        "Value norm of the first token / median": lambda point: point["value_norm"],
-        "Gate": lambda point: gate_of(point[idle]),
-    }
-    panels = {title: {arm: curves_of(rows, arm, value) for arm in arms} for title, value in values.items()}
-    looks = arm_looks([*ARMS, *arms])  # an arm of several figures has one colour
-    places = {arm: i for i, arm in enumerate(arms)}
-    for arm in arms if busy else []:
-        label = f"{arm}, at {busy[0]}s"
-        panels["Gate"][label] = curves_of(rows, arm, lambda point: gate_of(point[busy[0]]))
-        looks[label], places[label] = looks[arm] | dict(linestyle="--"), places[arm]
-    if is_crowded:  # a stroke per seed; the axis has the names, and a label that begins with _ is not in the legend
-        for title, of in panels.items():
-            strokes = {label: (places[label] - 0.35, places[label] + 0.35) for label in of}
-            panels[title] = {f"_{label}": [[(x, c[-1][1]) for x in strokes[label]] for c in of[label]] for label in of}
-        looks = {f"_{label}": look for label, look in looks.items()}
-    where = "at all queries"
+    weight, where = "Weight on the first token (%)", "at all queries"
+    shown: list = [  # (panel, what a label says behind the arm, value of a point of a row's sinks, style)
+        (weight, "", lambda point: 100 * number(point[idle]["share"]), {}),
+        ("Effective sink: written of the first token / |x|", "", lambda point: point[idle]["effective"], {}),
+        ("Value norm of the first token / median", "", lambda point: point["value_norm"], {}),
+        ("Gate", "", lambda point: gate_of(point[idle]), {}),
+    ]
     if busy:
         where = f"at queries that are no {' and no '.join(f'{kind}s' for kind in busy)}; dashed: at {busy[0]}s"
+        shown.append(("Gate", f", at {busy[0]}s", lambda point: gate_of(point[busy[0]]), {"linestyle": "--"}))
+    colours = arm_looks([*ARMS, *arms])  # an arm of several figures has one colour
+    panels, looks = {}, {}
+    for (title, at, value, style), (i, arm) in itertools.product(shown, enumerate(arms)):
+        label = "_" * is_crowded + arm + at  # the axis has the names; what begins with _ is not in the legend
+        runs = [row["sinks"] for row in rows if row["arm"] == arm]
+        curves = [[(point["step"], y) for point in points if is_finite(y := value(point))] for points in runs]
+        curves = list(filter(None, curves))
+        if is_crowded:  # a stroke per seed
+            curves = [[(i - 0.35, y), (i + 0.35, y)] for *_, (_, y) in curves]
+        panels.setdefault(title, {})[label], looks[label] = curves, colours[arm] | style
 
     def finish(axes, title):
         axes.set(ylim=(0, None))
@@ -97,10 +95,3 @@ def figure(rows: list[dict], path: Path) -> Path:
     look: dict = dict(columns=2, size=(4.7, 3.0), sharey=False, finish=finish)
     look["xlabel"] = f"at the end, {where}" if is_crowded else f"step ({where})"
     return curve_panels(panels, looks, path, **look)
-
-
-def curves_of(rows: list[dict], arm: str, value) -> list[list]:
-    """[[(step, what value gives of a point of "sinks"), ...] of each run of the arm], of the runs that have one."""
-    runs = [row["sinks"] for row in rows if row["arm"] == arm]
-    curves = [[(point["step"], y) for point in points if is_finite(y := value(point))] for points in runs]
-    return list(filter(None, curves))

@@ -18,7 +18,7 @@ def made_row(run, value):
 
 def rows_of(config, value=lambda run: 0.5):
     """A row of every run that is compared, with the accuracy that value(run) gives."""
-    return [made_row(run, value(run)) for run in experiment.runs_of(config, config.seeds)]
+    return [made_row(run, value(run)) for run in experiment.runs_of(config)]
 
 
 def listed(**keys):
@@ -38,10 +38,6 @@ def show(config, out_dir):
 def write_rows(out_dir, rows, name="rows.jsonl"):
     out_dir.mkdir(exist_ok=True)
     (out_dir / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def labels_of(axes):
-    return {line.get_label() for line in axes.lines if not line.get_label().startswith("_")}
 
 
 def line_of(axes, label):

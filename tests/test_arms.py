@@ -50,7 +50,7 @@ def test_seeds_scores_and_first_arms_may_name_a_variant():
 def test_runs_are_those_of_seeds_of_and_those_of_first_arms_go_first_in_all_seeds():
     def runs_with(**keys):
         config = listed(arms={"a": {}, "b": {}, "c": {}}, **keys)
-        return [(run["arm"], run["seed"]) for run in runs_of(config, config.seeds)]
+        return [(run["arm"], run["seed"]) for run in runs_of(config)]
 
     by_seed = [(arm, seed) for seed in (0, 1) for arm in "abc"]
     assert runs_with() == by_seed and runs_with(seeds_of={"b": [1]}) == [run for run in by_seed if run != ("b", 0)]

@@ -1,4 +1,4 @@
-"""The claims of an experiment: how they are judged, what limits them, their lines and figures.
+"""The claims of an experiment: how they are judged, what limits them, their lines and figures; Spearman's correlation.
 
 Rows are made by hand; the tests and intervals themselves are in test_stats.py.
 """
@@ -8,13 +8,13 @@ import math
 import statistics
 
 import pytest
-from made_rows import GAIN, ROOT, listed, rows_of
+from made_rows import GAIN, ROOT, listed, rows_of, show, write_rows
 
 import configurator
 import experiment
 import plot
 from configurator import UserError
-from study import claims, forests, stats
+from study import claims, forests, ranks, stats
 from study.rows import read_rows
 
 
@@ -181,10 +181,8 @@ def test_a_claim_may_be_about_the_curve():
     ],
 )  # fmt: skip
 def test_only_shares_are_shown_as_points_or_per_cent(of, unit):
-    (question,) = claims.questions(config_of({"a": {"contrast": GAIN, "above": 0.0, "of": of}}))
-    assert claims.unit_of(question) == unit
-    (alone,) = claims.questions(config_of({"a": {"contrast": "gated", "above": 0.0, "of": of}}))
-    assert claims.unit_of(alone) == ("steps" if of[0] == "log_steps" else unit)
+    assert claims.unit_of(of, {"gated": 1.0, "none": -1.0}) == unit
+    assert claims.unit_of(of, {"gated": 1.0}) == ("steps" if of[0] == "log_steps" else unit)
 
 
 # -- Looks, and all experiments together -------------------------------------------------------------------------------
@@ -205,7 +203,8 @@ def test_seeds_that_were_added_without_a_declared_look_make_a_claim_exploratory(
     assert added["exploratory"] and added["flags"] == [words]
     assert cells_of(added)[0] == "exploratory: supported"
     early = looked_at(7, planned=12)  # before all seeds have run
-    assert early["exploratory"] and early["flags"] == ["the seeds so far are no declared look"]
+    missing = "a look before all seeds have run, without 7, 8, 9, 10, 11"
+    assert early["exploratory"] and early["flags"] == [missing, "the seeds so far are no declared look"]
     config = config_of(config.asked["claims"], seeds=[seed for seed in range(12) if seed != 7])
     assert looked_at(12, planned=12)["flags"] == ["seeds 7 were planned and are left out"]
 
@@ -261,3 +260,42 @@ def test_every_pair_that_claims_compare_in_all_mixers_has_a_panel_with_every_see
     natives = {line.get_ydata()[0] for line in native.lines if line.get_marker() == "o"}
     assert natives == {-2, -3, -4, -5}  # softmax and cosformer have no native gate
     assert forests.pairs_of(judged, [row for row in rows if row["arm"] == "gla"]) == {}
+
+
+# -- A published order of the arms -------------------------------------------------------------------------------------
+
+ORDER = {"table 1": {"d": 0.03, "a": 0.0, "c": 0.02, "b": 0.01}}
+KEYS = dict(arms={name: {} for name in "abcd"}, seeds=[0, 1, 2, 3], exploratory=True)
+ORDERED = listed(metric="val_loss", ranks=ORDER, **KEYS)
+
+
+def losing(losses):
+    """The rows. losses: {arm: by seed}."""
+    rows = rows_of(ORDERED)
+    return [row | {"metric": "val_loss", "val_loss": losses[row["arm"]][row["seed"]]} for row in rows]
+
+
+def test_a_lower_loss_is_better_and_p_counts_all_orders():
+    losses = {"a": [3, 3, 3, 3], "b": [2, 2, 2, 3.5], "c": [1, 1, 1, 1.5], "d": [0, 0, 0, 0]}
+    (record,) = ranks.records(ORDERED, losing(losses))
+    assert record["seeds"] == {"0": 1.0, "1": 1.0, "2": 1.0, "3": 0.8}
+    assert record["of_means"] == 1.0 and record["p"] == pytest.approx(1 / 24)  # one of the orders of four arms
+    assert ranks.table([record]).cells == [["table 1", "+1.00", "+0.80 to +1.00", "0.042", "4", "4"]]
+    (equal,) = ranks.records(ORDERED, losing(dict.fromkeys("abcd", [1] * 4)))
+    assert (equal["of_means"], equal["p"]) == (None, None)
+    assert ranks.table([equal]).cells == [["table 1", "all means are equal", "", "", "4", "4"]]
+    # two neighbours in the other order: of 24 orders, the right one and three like this one agree as well
+    (record,) = ranks.records(ORDERED, losing(losses | {"b": [3.5] * 4}))
+    assert record["of_means"] == 0.8 and record["p"] == pytest.approx(4 / 24)
+
+
+def test_the_order_is_printed_kept_and_judged_on_the_seeds_that_all_its_arms_have(tmp_path, capsys):
+    rows = losing({"a": [3] * 4, "b": [2] * 4, "c": [1] * 4, "d": [0] * 4})
+    few = [row for row in rows if (row["arm"], row["seed"]) != ("b", 3)]
+    assert list(ranks.records(ORDERED, few)[0]["seeds"]) == ["0", "1", "2"]
+    empty = ranks.records(ORDERED, [row for row in rows if row["arm"] != "b"])
+    assert ranks.table(empty).cells == [["table 1", "not run", "", "", "0", "4"]]
+    write_rows(tmp_path, rows)
+    show(ORDERED, tmp_path)
+    (kept,) = json.loads((tmp_path / "claims.json").read_text())["ranks"]
+    assert kept["of_means"] == 1.0 and "+1.00 to +1.00" in capsys.readouterr().out

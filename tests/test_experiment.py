@@ -96,14 +96,12 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
 
 
 def test_the_arms_of_a_seed_share_their_data_and_other_seeds_have_other_data(finished):
-    for seed in (0, 1):
-        gated, plain = (load(finished / f"{arm}-seed{seed}") for arm in ("elementwise", "none"))
-        assert gated["data"]["sha256"] == plain["data"]["sha256"]
-        assert gated["data"]["sha256"] == open_dataset(finished / "data" / f"seed{seed}").sha256
-        assert open_dataset(finished / "data" / f"seed{seed}").meta["seed"] == seed
-    assert load(finished / "none-seed0")["data"]["sha256"] != load(finished / "none-seed1")["data"]["sha256"]
-    meta = open_dataset(finished / "data" / "seed0").meta
-    assert {row["data_version"] for row in runner.read_rows(finished)} == {meta["generator_version"]}
+    first, second = (open_dataset(finished / "data" / f"seed{seed}") for seed in (0, 1))
+    for seed, data in enumerate((first, second)):
+        used = {load(finished / f"{arm}-seed{seed}")["data"]["sha256"] for arm in ARMS}
+        assert used == {data.sha256} and data.meta["seed"] == seed
+    assert first.sha256 != second.sha256
+    assert {row["data_version"] for row in read_rows(finished)} == {first.meta["generator_version"]}
 
 
 def test_figures_are_drawn_again_from_the_rows_alone_and_a_damaged_row_is_named(finished, tmp_path, capsys):
@@ -141,11 +139,10 @@ def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied
 
 
 def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers):
-    arms = {"none": {}, "elementwise": {"gate": "elementwise"}}
-    keys = dict(arms=arms, base=base | dict(max_iters=100_000, eval_interval=50_000), data=DATA, jobs=2)
+    keys = dict(arms=ARMS, base=base | dict(max_iters=100_000, eval_interval=50_000), data=DATA, jobs=2)
     command = [sys.executable, "experiment.py", *helpers.words(out_dir=tmp_path, **keys)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    files = [tmp_path / f"{arm}-seed0" / "metrics.jsonl" for arm in arms]
+    files = [tmp_path / f"{arm}-seed0" / "metrics.jsonl" for arm in ARMS]
     is_alive = lambda: process.poll() is None  # noqa: E731
     wait_until(lambda: all(file.is_file() and '"train"' in file.read_text() for file in files), is_alive)
     process.send_signal(signal.SIGTERM)
@@ -155,42 +152,33 @@ def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers):
         assert load(file.parent)["iter_num"] > 0
         assert "SIGTERM: saved at step" in (file.parent / "log.txt").read_text()
     assert not (tmp_path / "rows.jsonl").exists()
-    for arm in arms:  # another worker need not wait
+    for arm in ARMS:  # another worker need not wait
         runner.lock(tmp_path, f"{arm}-seed0").close()
 
 
-@pytest.mark.parametrize("jobs, each, at_a_time", [(4, 1, 4), (0, 2, 2)])
-def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(monkeypatch, tmp_path, jobs, each, at_a_time):
+@pytest.mark.parametrize("jobs, each, at_a_time, threads", [(4, 1, 4, {}), (0, 2, 2, {"threads": 3})])
+def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(
+    monkeypatch, tmp_path, jobs, each, at_a_time, threads
+):
     monkeypatch.setattr(runner, "pick_device", lambda name: "cuda")
     first, second = {1: ("4", "7"), 2: ("4,7", "1,2")}[each]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{first},{second}")
     started, seen = [], []  # the GPU of each process; those of all that were started before one was first asked
 
-    def start_process(command, folder, threads, gpu, processes, held):
+    def start_process(command, folder, by_cores, gpu, processes, held):
         started.append(gpu)
-        assert processes == each
+        assert processes == each and command[1]["threads"] == threads.get("threads", by_cores)
         return types.SimpleNamespace(returncode=0, poll=lambda: seen.append(list(started)) or 0)
 
     monkeypatch.setattr(runner, "start_process", start_process)
     monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
-    monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"], 0.5))
-    keys = dict(jobs=jobs, processes_per_run=each, base=FLOAT32 | {"gradient_accumulation_steps": 2})
+    monkeypatch.setattr(runner, "finish", lambda config, run, folder, status: made_row(run, 0.5))
+    keys = dict(jobs=jobs, processes_per_run=each, base=FLOAT32 | {"gradient_accumulation_steps": 2} | threads)
     config = experiment.ExperimentConfig(arms=ARMS, seeds=[0, 1, 2, 3], data=DATA, **keys)
     runner.work(config, tmp_path)
     assert len(read_rows(tmp_path)) == len(started) == 8
     assert sorted(seen[0]) == sorted([first, second] * (at_a_time // 2))
     assert started.count(first) == started.count(second) == 4
-
-
-def test_a_run_has_the_threads_that_its_config_names(monkeypatch, tmp_path, base):
-    commands = []
-    monkeypatch.setattr(runner, "start_process", lambda command, *words: commands.append(command))
-    monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
-    for number, keys in enumerate((base, base | {"threads": 1})):
-        config = experiment.ExperimentConfig(arms={"none": {}}, base=keys, data=DATA)
-        (item,) = experiment.runs_of(config, [0])
-        runner.start(config, item, tmp_path / f"{number}", threads=2, gpu=None, held=None)
-    assert [keys["threads"] for _, keys in commands] == [2, 1]
 
 
 def test_a_run_of_two_processes_has_the_row_of_one(monkeypatch, tmp_path, base, helpers):
@@ -318,8 +306,8 @@ def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, 
 def test_a_run_that_was_not_finite_has_a_row_and_one_that_crashed_has_none_but_a_line(mqar, tmp_path, helpers, capfd):
     def finished(name, log):
         (tmp_path / name / "log.txt").write_text(log)
-        item, process = {"arm": "none", "seed": 0, "data": {}, "config": {}}, types.SimpleNamespace(returncode=1)
-        return runner.finish(PLAIN, dict(item=item, folder=tmp_path / name, process=process, started=0.0))
+        run = {"arm": "none", "seed": 0, "data": {}, "config": {}}
+        return runner.finish(PLAIN, run, tmp_path / name, 1)
 
     with pytest.raises(SystemExit, match="1"):
         keys = dict(learning_rate=1e12, grad_clip=None, warmup_iters=0)

@@ -1,13 +1,14 @@
-"""The figures of runs and of an experiment, from rows made by hand."""
+"""The figures of runs and of an experiment, and its table of sinks, from rows made by hand."""
 
 import itertools
 import json
 import math
 
-from made_rows import labels_of, line_of, listed, made_row, rows_of, write_rows
+import pytest
+from made_rows import line_of, listed, made_row, rows_of, write_rows
 
 import plot
-from study import report
+from study import gains, report, sinks
 
 
 def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, drawn):
@@ -23,10 +24,9 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
     panels = drawn["accuracy.png"].axes
     assert [axes.get_title() for axes in panels] == ["gla", "mamba2"]
     for axes in panels:
-        assert labels_of(axes) == set(kinds)
+        colours = [line_of(axes, kind).get_color() for kind in kinds]
+        assert colours[0] == "#000000" and len(set(colours)) == 5
         assert len(axes.lines) == 5 * (2 + 1) and not axes.collections  # of two seeds no interval is drawn
-        assert line_of(axes, "none").get_color() == "#000000"
-    assert len({line.get_color() for line in panels[0].lines}) == 5
 
 
 def test_three_sizes_of_state_are_drawn_against_their_bytes_in_a_panel_per_kind(tmp_path, drawn):
@@ -83,3 +83,87 @@ def test_every_panel_has_a_place_on_the_page_and_maps_are_the_largest():
         cells = [(i, 1 / len(line)) for row in plot.page_rows(n, n_maps) for line in row for i in line]
         sizes = [sum(size for i, size in cells if i == panel) for panel in range(n + n_maps)]
         assert min(sizes) > 0 and set(sizes[n:]) <= {1.0}
+
+
+# -- What a gate gains -------------------------------------------------------------------------------------------------
+
+
+def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order():
+    kinds = itertools.product(
+        ("softmax", "gla"),
+        ({}, {"gate": "elementwise"}, {"branch_scale": 0.5}, {"forget_gate": True}),
+        ({}, {"max_iters": 9}),
+    )
+    rows = [{"arm": str(n), "config": {"attention": mixer, "seed": n} | gate | short}
+            for n, (mixer, gate, short) in enumerate(kinds)]  # fmt: skip
+    wanted = {str(n): str(n - n % 8 + n % 2) for n in range(16) if n % 8 > 1}
+    for every in (rows, rows[::-1]):
+        assert gains.plain_arms(every) == wanted
+
+
+def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_keys(drawn, tmp_path):
+    rows = []
+    for arm, keys, seed, loss in (
+        ("none", {}, 0, 2.0), ("none", {}, 1, 2.5), ("none short", {"max_iters": 9}, 0, 3.0),
+        ("sigmoid", {"gate": "elementwise", "learning_rate": 1e-2}, 0, 1.5),
+        ("sigmoid", {"gate": "elementwise"}, 1, 2.6),
+        ("sigmoid short", {"gate": "elementwise", "max_iters": 9}, 0, 3.5), ("gla", {"attention": "gla"}, 0, 1.0),
+    ):  # fmt: skip
+        about = {"seed": seed, "finite": True, "val_loss": loss, "metric": "val_loss", "curve": [[0, 5.0], [9, loss]]}
+        parts = [{"step": step, "near": loss + 1, "far": loss - 1} for step in (0, 9)]
+        rows.append(about | {"arm": arm, "config": {"max_iters": 18} | keys, "loss_curve": parts})
+    panels = gains.gains(rows)
+    for curves in panels.values():
+        assert curves == {"sigmoid": [[(9, 0.5)], [(9, pytest.approx(-0.1))]], "sigmoid short": [[(9, -0.5)]]}
+    assert gains.PARTS["all"] not in gains.gains([row | {"metric": "accuracy"} for row in rows])
+    report.figures(rows, tmp_path)
+    assert [axes.get_title() for axes in drawn["gain.png"].axes] == [gains.PARTS[p] for p in ("all", "near", "far")]
+
+
+# -- Sinks -------------------------------------------------------------------------------------------------------------
+
+
+def kind(share, gate=None, loss=1.0):
+    gates = {} if gate is None else {"readout": gate}
+    return {"share": share, "effective": share / 10, "gate_mean": gates, "loss": loss}
+
+
+def row(arm, seed, share, gate=None, norm=0.5):
+    ends = {"other": kind(share, gate and gate / 10, 2.0), "trigger": kind(0.0, gate, 0.5)}
+    points = [{"step": 0, "value_norm": 1.0, "trigger": kind(0.06, gate), "other": kind(0.06, gate)}]
+    points.append({"step": 10, "value_norm": norm} | ends)
+    meters = {"kinds": {"other": {"uniform": 0.0625}, "trigger": {"uniform": 0.05}}}
+    return made_row({"arm": arm, "seed": seed}, 0.5) | {"sinks": points, "meters": meters}
+
+
+ROWS = [row("headwise", s, 0.5, 0.9) for s in range(2)] + [row("none", s, (0.8, 0.9)[s], norm=0.1) for s in range(2)]
+
+
+def test_the_table_has_a_line_per_arm_with_its_means_and_spread():
+    found = sinks.table(ROWS)
+    title, (gated, plain) = found.header, found.cells
+    assert title[:5] == ["arm", "seeds", "weight, other", "weight, trigger", "sd"]
+    by_name = dict(zip(title, plain, strict=True))
+    assert (by_name["weight, other"], by_name["sd"], by_name["|v_0|"]) == ("85.0%", "7.1%", "0.10")
+    assert (by_name["effective, other"], by_name["gate, other"], by_name["loss, other"]) == ("0.085", "-", "2.0000")
+    assert dict(zip(title, gated, strict=True))["gate, trigger"] == "0.90"
+
+
+def test_every_seed_is_a_line_and_the_gate_has_one_for_each_kind(tmp_path, drawn):
+    report.figures([*ROWS, row("gla", 0, 0.1)], tmp_path)  # an arm with fewer seeds is in the table alone
+    weight, *_, gate = panels = drawn["sink.png"].axes
+    assert [len(axes.lines) for axes in panels] == [7, 6, 6, 6]  # weight: the uniform one
+    black = [line for line in weight.lines if line.get_color() == "#000000"]
+    assert sorted(line.get_ydata()[-1] for line in black) == [80.0, pytest.approx(85.0), 90.0]  # none, and the mean
+    assert sorted(round(line.get_ydata()[-1], 2) for line in gate.lines) == [0.09] * 3 + [0.9] * 3
+
+
+def test_of_many_arms_the_ends_are_drawn_each_above_its_name(tmp_path, drawn):
+    many = [row(f"gate {i}", seed, 0.1 * i + 0.01 * seed, 0.5) for i in range(8) for seed in range(2)]
+    report.figures(many, tmp_path)
+    weight, _, _, gate = drawn["sink.png"].axes
+    assert [name.get_text() for name in weight.get_xticklabels()] == [f"gate {i}" for i in range(8)]
+    *strokes, _ = weight.lines  # the last one is that of uniform weights
+    ends = {(round(sum(line.get_xdata()) / 2), round(line.get_ydata()[0], 1)) for line in strokes}
+    assert ends == {(i, 10 * i + end) for i in range(8) for end in (0, 0.5, 1)}  # two seeds, and their mean
+    assert len(gate.lines) == 2 * len(strokes) and not gate.get_legend_handles_labels()[1]

@@ -56,7 +56,7 @@ def test_all_rates_get_runs_and_the_best_one_is_compared_in_one_call(tmp_path, m
 
     monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
     monkeypatch.setattr(runner, "start_process", start_process)
-    monkeypatch.setattr(runner, "finish", lambda config, job: made_row(job["item"], value(job["item"])))
+    monkeypatch.setattr(runner, "finish", lambda config, run, folder, status: made_row(run, value(run)))
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
     rows = experiment.run_all(config, tmp_path)
     trials = [f"none-lr{rate}-seed{seed}" for rate in (0.001, 0.003, 0.01, 0.03) for seed in (7, 8)]
@@ -78,7 +78,7 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     run = choices[0]["runs"][0]
     assert {name: run["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
     assert run["purpose"] == "selection" and rate_of(run) == 0.001 and run["config"]["meters"] is False
-    assert "meters" not in runs_of(config, config.seeds, rates_of(config, choices))[-1]["config"]
+    assert "meters" not in runs_of(config, rates_of(config, choices))[-1]["config"]
     (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])  # 0: as long as the run
     assert choice["runs"][0]["config"]["max_iters"] == 400
     keys = dict(max_iters=400, warmup_iters=40, eval_interval=50, decay_lr=False)  # the first steps of the run
@@ -180,7 +180,7 @@ def test_one_arm_may_choose_the_rate_for_another(tmp_path, capsys, helpers):
     assert [choice["arm"] for choice in choices] == list(best) and n_runs == 2 * (2 + 1)  # one beyond the edge
     rows = [made_row(run, value(run)) for choice in choices for run in choice["runs"]]
     assert rates_of(config, choices) == {arm: best.get(arm, 0.01) for arm in arms}
-    rows += [made_row(run, 0.5) for run in runs_of(config, config.seeds, rates_of(config, choices))]
+    rows += [made_row(run, 0.5) for run in runs_of(config, rates_of(config, choices))]
     write_rows(tmp_path, rows)
     assert len(experiment.run_all(config, tmp_path)) == 3
     assert re.search("\nmatched +0.01 .* that of gated\n", capsys.readouterr().out)
@@ -195,8 +195,7 @@ def test_runs_of_all_rates_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     tried, arms = [0.001, 0.01, 0.1], {"softmax": {}, **GLAS}
     value = lambda run: ends[run["arm"]][tried.index(rate_of(run))]  # noqa: E731
     config = choosing(arms=arms)
-    shown = rates.windows_of(config, chosen(config, value)[0])
-    rates.windows(config.metric, shown, tmp_path / "windows.png")
+    assert rates.windows(config, chosen(config, value)[0], tmp_path / "windows.png")
     _, gla = drawn["windows.png"].axes
     assert list(line_of(gla, "gated").get_xdata()) == tried
     assert list(line_of(gla, "gated").get_ydata()) == pytest.approx([30, 80, 10])

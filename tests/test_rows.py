@@ -19,7 +19,7 @@ import experiment
 from configurator import UserError
 from study import claims, report, runner, stats
 from study.plan import Plan
-from study.rows import missing_scores, read_rows, wanted_scores, wrong_row
+from study.rows import missing_scores, read_rows, scores_of, wrong_row
 
 
 def test_a_dry_run_lists_what_is_left_and_its_hours_by_the_rows():
@@ -41,7 +41,7 @@ def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     capsys.readouterr()
     show(config, tmp_path)
     first = capsys.readouterr().out
-    shown = [*report.tables(config, rows, []), said]
+    shown = [report.table(config, rows), said]
     assert "\n\n".join(map(str, shown)) in first and (tmp_path / "claims.png").is_file()
     assert str(report.table(config, rows)) in html.unescape((tmp_path / "report.html").read_text())
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
@@ -64,7 +64,7 @@ def test_every_committed_experiment_fixes_its_dtype_and_finds_its_rows(file):
     if not plan.lacking and not plan.waits_for_rates:  # else it is under way: the pages say so
         shown = experiment.run_all(config, ROOT / "results" / config.name)
         assert len(shown) == len(rows) - sum(len(choice["runs"]) for choice in plan.choices)
-        assert all(row["scores"].keys() == wanted_scores(config, row).keys() for row in shown)
+        assert all(row["scores"] == scores_of(config, row) for row in shown)
 
 
 def test_a_score_may_be_of_some_arms_only():
@@ -102,7 +102,7 @@ def test_rows_about_another_version_of_the_data_are_shown_and_never_mixed(tmp_pa
     first, *others = rows_of(config)
     later = [row | {"data_version": 3} for row in (first, *others)]
     monkeypatch.setattr("data.mqar.prepare.VERSION", 3)
-    monkeypatch.setattr(runner, "start", lambda *words: pytest.fail("a run was started"))
+    monkeypatch.setattr(runner, "start_process", lambda *words: pytest.fail("a run was started"))
     words = f"the rows in {tmp_path} are about version 1 of data/mqar; it is at version 3"
     for asked, rows in ((config, [first, *others]), (shown, [first])):  # of before rows had the key
         write_rows(tmp_path, rows)

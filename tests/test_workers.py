@@ -23,8 +23,8 @@ FORK = multiprocessing.get_context("fork")  # torch is imported once
 def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
-    config = listed(arms={"none": {}})
-    (run,) = experiment.runs_of(config, [0])
+    config = listed(arms={"none": {}}, seeds=[0])
+    (run,) = experiment.runs_of(config)
     held = runner.take(config, run, tmp_path)
     assert held is not None and runner.take(config, run, tmp_path) is None
     with runner.start_process(("train.py", {}), tmp_path, 1, None, 1, held) as process:
@@ -35,8 +35,8 @@ def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_go
 
 
 def test_a_run_that_got_its_row_before_the_lock_was_taken_is_not_run_again(tmp_path):
-    config = listed(arms={"none": {}})
-    (run,) = experiment.runs_of(config, [0])
+    config = listed(arms={"none": {}}, seeds=[0])
+    (run,) = experiment.runs_of(config)
     runner.take(config, run, tmp_path).close()
     (tmp_path / "rows.jsonl").write_text(json.dumps(made_row(run, 0.5)) + "\n")
     assert runner.take(config, run, tmp_path) is None
@@ -61,7 +61,7 @@ def stubbed_worker(config, out_dir, seconds):
 
     runner.prepare = lambda config, keys, seed, place: place
     runner.start_process = start_process
-    runner.finish = lambda config, job: made_row(job["item"], 0.5) | {"made_by": os.getpid()}
+    runner.finish = lambda config, run, folder, status: made_row(run, 0.5) | {"made_by": os.getpid()}
     runner.LOOK = 0.1
     runner.run_all(config, out_dir)
 

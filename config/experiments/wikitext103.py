@@ -27,16 +27,14 @@ selection_seeds = [100]
 selection_iters = 345
 pair_spread = 0.01  # of the logarithm of a perplexity, a guess
 
-claim_base = {"above": 0, "sides": 1, "of": ["log", "scores", "test", "word_perplexity"]}
+claim_base = {"contrast": "none - sigmoid", "above": 0, "sides": 1, "of": ["log", "scores", "test", "word_perplexity"]}
 claims = {
     "in linear mixers and SSMs the gate lowers word perplexity by more than 3%": {
-        "contrast": "none - sigmoid",
         "pool": ["cosformer", "gla", "mamba2", "gated_deltanet"],
         "above": 0.0305,
         "family": "linear",
     },
     "by more than in softmax": {
-        "contrast": "none - sigmoid",
         "pool": "0.25 * cosformer + 0.25 * gla + 0.25 * mamba2 + 0.25 * gated_deltanet - softmax",
         "family": "linear against softmax",
     },
@@ -46,7 +44,6 @@ claims = {
         "family": "native",
     },
     "by more than 3% in MIXER": {
-        "contrast": "none - sigmoid",
         "each": mixers,
         "above": 0.0305,
         "family": "by mixer",
