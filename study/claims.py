@@ -35,35 +35,30 @@ def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
 
 
 def questions(config) -> list[dict]:
-    """[{claim, of, unit, rule, weights, seeds, exploratory, family}] of each claim. rule: the claim. Claims about
-    one number of the rows are one family, unless they name another; exploratory ones are in their own."""
-    asked = []
+    """[{claim, of, unit, rule, weights, seeds, exploratory, family, tests}] of each claim; rule: the claim. Those about
+    one number of the rows are one family, unless they name another; exploratory ones are in their own. tests: what it
+    asks, [("above" or "within", sides, smallest p after Holm, size of the family)]."""
+    asked, families = [], {}
     for name, rule in config.claims.items():
         path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", config.exploratory)
         about = {"claim": name, "of": path, "rule": rule, "weights": rule["contrast"], "exploratory": is_exploratory}
         about |= {"unit": unit_of(path, rule["contrast"]), "seeds": seeds_of_claim(config, rule["contrast"])}
-        asked.append(about | {"family": (is_exploratory, rule.get("family") or tuple(path))})
-    return asked
-
-
-def reach(config) -> list[dict]:
-    """The questions, each with its tests: [("above" or "within", sides, smallest p after Holm, size of the family)]."""
-    asked, families = questions(config), {}
-    for question in asked:
-        rule, question["tests"], tests = question["rule"], [], families.setdefault(question["family"], [])
+        about |= {"family": (is_exploratory, rule.get("family") or tuple(path)), "tests": []}
+        asked.append(about)
+        tests = families.setdefault(about["family"], [])
         if "in" not in rule:
-            tests += [(question, "above", rule.get("sides", 2))] * (stats.threshold_of(rule) is not None)
-            tests += [(question, "within", 1)] * ("within" in rule)
+            tests += [(about, "above", rule.get("sides", 2))] * (stats.threshold_of(rule) is not None)
+            tests += [(about, "within", 1)] * ("within" in rule)
     for family in families.values():
-        corrected = stats.holm([stats.smallest_p(len(question["seeds"]), sides) for question, _, sides in family])
-        for (question, kind, sides), p in zip(family, corrected, strict=True):
-            question["tests"].append((kind, sides, p, len(family)))
+        corrected = stats.holm([stats.smallest_p(len(about["seeds"]), sides) for about, _, sides in family])
+        for (about, kind, sides), p in zip(family, corrected, strict=True):
+            about["tests"].append((kind, sides, p, len(family)))
     return asked
 
 
 def check_reach(config) -> None:
     """UserError for a claim whose seeds can give no p under 0.05."""
-    for question in reach(config):
+    for question in questions(config):
         for _, sides, p, size in question["tests"]:
             if p >= stats.LEVEL and not question["exploratory"]:
                 needed = next(n for n in range(2, 64) if size * stats.smallest_p(n, sides) < stats.LEVEL)
@@ -78,7 +73,7 @@ def reach_table(config, rows: list[dict]) -> Table | None:
     """A line per test of a claim: what it can show, from the spread of the compared rows there are, or from
     `pair_spread`."""
     lines = []
-    for question in reach(config):
+    for question in questions(config):
         n, name = len(question["seeds"]), question["claim"] + " (exploratory)" * question["exploratory"]
         if "in" in question["rule"]:
             lines.append([name, str(n), "-", "-", f"{question['rule']['in']} seeds pass it", "-", "-"])

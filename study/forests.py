@@ -110,8 +110,8 @@ def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
     """A column per pair of arms (pairs_of), a line per mixer and one for the mean of all, a dot per seed; returns the
     path. claims.png has the thresholds."""
     arm_of = {(mixer_of(row), variant_of(row)): row["arm"] for row in rows}
-    mixers = list(dict.fromkeys(map(mixer_of, rows)))
-    colours, n = mixer_colours(mixers), len(mixers)
+    mixers, mean = list(dict.fromkeys(map(mixer_of, rows))), "mean of these"
+    names, colours, n = [*mixers, mean], mixer_colours(mixers) | {mean: "black"}, len(mixers)
     columns = -(-len(pairs) // -(-len(pairs) // 4))  # as even as up to four a row allow
     figure, grid = panel_grid(len(pairs), columns, (2.9, 0.42 * n + 1.9), sharey=True)
     for axes, ((first, second, of), claim) in zip(grid.flat, pairs.items(), strict=False):
@@ -121,12 +121,11 @@ def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
             for mixer in mixers
             if {(mixer, first), (mixer, second)} <= arm_of.keys()
         }
-        lines = [(-mixers.index(mixer), values, colours[mixer]) for mixer, values in by_mixer.items()]
         if len(by_mixer) > 1:
             seeds = sorted(set.intersection(*map(set, by_mixer.values())))
-            lines.append((-n, {seed: fmean(values[seed] for values in by_mixer.values()) for seed in seeds}, "black"))
-        for y, values, colour in ((y, list(by_seed.values()), colour) for y, by_seed, colour in lines if by_seed):
-            low, high = stats.interval(values)
+            by_mixer[mean] = {seed: fmean(values[seed] for values in by_mixer.values()) for seed in seeds}
+        for name, values in ((name, list(by_seed.values())) for name, by_seed in by_mixer.items() if by_seed):
+            y, colour, (low, high) = -names.index(name), colours[name], stats.interval(values)
             if low is not None and len(values) >= FEWEST:
                 axes.plot([convert(low), convert(high)], [y, y], color=colour, linewidth=3)
             axes.plot([convert(fmean(values))], [y], "o", color=colour, markersize=7)
@@ -142,7 +141,7 @@ def of_mixers(pairs: dict[tuple, dict], rows: list[dict], path: Path) -> Path:
             ratio_axis(axes)
         axes.axhline(-n + 0.5, color="0.85", linewidth=0.8)
         dress(axes)
-    grid[0, 0].set_yticks([-i for i in range(n + 1)], [*mixers, "mean of these"])
+    grid[0, 0].set_yticks([-i for i in range(n + 1)], names)
     handles = [
         plt.Line2D([], [], marker="o", color="0.3", linewidth=3, label="mean, 95% interval"),
         plt.Line2D([], [], marker=".", color="0.3", linestyle="", label="a seed"),

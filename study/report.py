@@ -104,8 +104,8 @@ def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
             panels.setdefault(kind, {}).setdefault(mixer, []).append(sorted(curve))
     if not panels:
         return []
-    names = [mixer for of in panels.values() for mixer in of]
-    looks = {name: dict(color=colour, marker=".") for name, colour in mixer_colours(names).items()}
+    colours = mixer_colours(map(mixer_of, rows))
+    looks = {name: dict(color=colour, marker=".") for name, colour in colours.items()}
 
     def finish(axes, title):
         axes.set_xscale("log", base=4)

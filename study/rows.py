@@ -48,11 +48,10 @@ def wrong_row(row: dict) -> str | None:
         return wrong
     steps, values = zip(*row["curve"], strict=True)
     a_number = NUMBER[:3] if row["finite"] else NUMBER
-    parts: list = [("curve: step", list(steps), [STEP, 1, MANY]), ("curve", list(values), [a_number, 1, MANY])]
-    parts.append(("", row, {row["metric"]: a_number}))
+    rules: dict = {"curve: step": [STEP, 1, MANY], "curve": [a_number, 1, MANY], row["metric"]: a_number}
     if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
-        parts.append(("meters", row.get("meters"), {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}))
-    return next((wrong for name, value, rule in parts if (wrong := wrong_field(value, rule, name))), None)
+        rules["meters"] = {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}
+    return wrong_field(row | {"curve: step": list(steps), "curve": list(values)}, rules)
 
 
 def read_rows(folder: Path) -> list[dict]:

@@ -41,13 +41,18 @@ OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
 
 
 def run_all(config, out_dir: Path) -> list[dict] | None:
-    """Starts the runs that have no row, unless run=false. Returns the rows of the compared runs in the order of the
-    list, or None."""
+    """Says what is done and what cannot be, starts the runs that have no row, unless run=false, and returns the rows of
+    the compared runs in the order of the list, or None."""
     # one without a marker may be results/NAME of a clone: it has our rows
     files.claim(out_dir, "experiment", config.overwrite or bool(read_rows(out_dir)))
     plan = Plan(config, read_rows(out_dir))
     check_rows(config, plan, out_dir)
-    print_what_is_left(config, plan, out_dir)
+    more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
+    done = f"{len(plan.done)} runs are done already"
+    print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
+    if lost := sorted(name_of(run) for run in plan.unscored if not is_kept(run, out_dir)):
+        words = "a score of theirs needs; to run one again, remove its row"
+        print(f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({', '.join(lost[:3])}), which {words}")
     if config.run and to_do(plan, out_dir):
         with signals_to(lambda number: sys.exit(128 + number)):
             work(config, out_dir)
@@ -78,16 +83,6 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
         if len(rows_of) > 1 or config.run and to_do(plan, out_dir):
             raise UserError(f"{about}: take another --out_dir for the new data")
         print(about)
-
-
-def print_what_is_left(config, plan: Plan, out_dir: Path) -> None:
-    """Prints how many runs are known and done, and which checkpoints are gone that scores need."""
-    more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
-    done = f"{len(plan.done)} runs are done already"
-    print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
-    if lost := sorted(name_of(run) for run in plan.unscored if not is_kept(run, out_dir)):
-        words = "a score of theirs needs; to run one again, remove its row"
-        print(f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({', '.join(lost[:3])}), which {words}")
 
 
 def to_do(plan: Plan, out_dir: Path) -> list[dict]:
