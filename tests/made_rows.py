@@ -9,16 +9,16 @@ DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
 BASE = {"n_head": 2, "dtype": "float32"}
 
 
-def made_row(run, value):
-    """A row as a finished run writes it, with that accuracy."""
-    row = run | {"finite": value is not None, "accuracy": value, "val_loss": 1.0, "metric": "accuracy"}
+def made_row(run, value, metric="accuracy"):
+    """A row as a finished run writes it, with that value of the metric."""
+    row = run | {"finite": value is not None, "accuracy": 0.5, "val_loss": 1.0, "metric": metric, metric: value}
     row |= {"curve": [[0, 0.1], [50, 0.5], [100, value or 0.0]], "horizon": 100}
     return row | {"seconds": 36.0, "scores": {}}
 
 
 def rows_of(config, value=lambda run: 0.5):
-    """A row of every run that is compared, with the accuracy that value(run) gives."""
-    return [made_row(run, value(run)) for run in experiment.runs_of(config)]
+    """A row of every run that is compared, with the value of the metric that value(run) gives."""
+    return [made_row(run, value(run), config.metric) for run in experiment.runs_of(config)]
 
 
 def listed(**keys):

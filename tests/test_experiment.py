@@ -269,13 +269,11 @@ WRONG = [
     (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in=3: is more than the seeds of its arms"),
     (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
     (dict(claims={"helps": GAIN | {"of": ["slices", "64/4"]}}), "claims: helps: of=['slices', '64/4']: must be names"),
-    (
-        dict(claims={"helps": GAIN | {"of": ["log", "scores", "x", "loss"]}}),
-        "claims: helps: of='x': the experiment has",
-    ),
+    (dict(claims={"helps": GAIN | {"of": ["log", "scores", "x", "loss"]}}), "helps: of='x': the experiment has no"),
     (dict(claims={"helps": GAIN | {"contrast": {"none": 1}}}), "claims: helps: contrast={'none': 1}: must be a text"),
     (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
     (dict(scores={"longer": {"out": "/elsewhere/a.json"}}), "scores: longer: out: the experiment sets it"),
+    (dict(base=FLOAT32 | {"out_dir": "/elsewhere"}), "base: out_dir: the experiment sets it"),
     *((dict(arms={name: {}}), f"arms: {show(name)}: names are file names") for name in NO_FILE),
     *((dict(scores={name: {}}), f"scores: {show(name)}: names are file names") for name in NO_FILE),
 ]

@@ -5,12 +5,12 @@ import re
 import types
 
 import pytest
-from made_rows import BASE, line_of, listed, made_row, write_rows
+from made_rows import BASE, line_of, listed, made_row
 
 import experiment
 from configurator import UserError
 from study import rates, report, runner
-from study.plan import rates_of, runs_of
+from study.plan import rates_of
 from study.rows import read_rows, text_of
 
 GLAS = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
@@ -31,16 +31,15 @@ def by_rate(values):
     return lambda run: pairs[rate_of(run)][run["seed"] == 8]
 
 
-def chosen(config, value, row_of=None):
-    """The choices, all runs that they ask for made, and how many that were. row_of(run, row): the row as it is kept."""
+def chosen(config, value):
+    """The choices, all runs that they ask for made, and how many that were."""
     rows = []
     while True:
         choices = experiment.choose_rates(config, rows)
         lacking = [run for choice in choices for run in choice["runs"] if text_of(run) not in map(text_of, rows)]
         if not lacking:
             return choices, len(rows)
-        made = [made_row(run, value(run)) for run in lacking]
-        rows += made if row_of is None else map(row_of, lacking, made)
+        rows += [made_row(run, value(run), config.metric) for run in lacking]
 
 
 # -- The runs ----------------------------------------------------------------------------------------------------------
@@ -73,17 +72,13 @@ def test_all_rates_get_runs_and_the_best_one_is_compared_in_one_call(tmp_path, m
 
 def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     keys = dict(max_iters=400, warmup_iters=40, eval_interval=50, lr_decay_iters=400)
-    config = choosing(base=BASE | keys, selection_iters=320, selection_base={"meters": False})
+    config = choosing(base=BASE | keys, selection_iters=320)
     choices, _ = chosen(config, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
     run = choices[0]["runs"][0]
     assert {name: run["config"][name] for name in keys} == {name: 4 * n // 5 for name, n in keys.items()}
-    assert run["purpose"] == "selection" and rate_of(run) == 0.001 and run["config"]["meters"] is False
-    assert "meters" not in runs_of(config, rates_of(config, choices))[-1]["config"]
+    assert run["purpose"] == "selection" and rate_of(run) == 0.001
     (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])  # 0: as long as the run
     assert choice["runs"][0]["config"]["max_iters"] == 400
-    keys = dict(max_iters=400, warmup_iters=40, eval_interval=50, decay_lr=False)  # the first steps of the run
-    (choice,) = experiment.choose_rates(choosing(base=BASE | keys, selection_iters=100), [])
-    assert {name: choice["runs"][0]["config"][name] for name in keys} == keys | {"max_iters": 100}
 
 
 # -- The choice --------------------------------------------------------------------------------------------------------
@@ -113,25 +108,9 @@ def test_a_choice_at_the_edge_widens_the_grid_by_one_once_on_each_side(values, r
 
 def test_one_seed_has_no_standard_error_and_a_loss_is_better_when_lower():
     config = choosing(selection_seeds=[7], metric="val_loss")
-    losses = by_rate({0.001: 3.0, 0.01: 2.0, 0.1: 2.1})
-
-    def row_of(run, row):
-        return row | {"val_loss": losses(run), "metric": "val_loss", "curve": [[0, 4.0], [100, losses(run)]]}
-
-    (choice,), _ = chosen(config, lambda run: 0.5, row_of)
+    (choice,), _ = chosen(config, by_rate({0.001: 3.0, 0.01: 2.0, 0.1: 2.1}))
     assert choice["rate"] == 0.01 and math.isnan(choice["error"])
-    assert rates.table(config, [choice]).cells == [["none", "0.01", "3.0000", "+0.0500 over 0.1", "-", ""]]
-
-
-def test_a_rate_may_be_chosen_by_the_last_value():
-    ends, half_way = {0.001: 0.3, 0.01: 0.5, 0.1: 0.4}, {0.001: 1.0, 0.01: 0.2, 0.1: 0.1}
-
-    def row_of(run, row):
-        return row | {"curve": [[0, 0.0], [50, half_way[rate_of(run)]], [100, ends[rate_of(run)]]]}
-
-    for keys, wanted in (({}, 0.001), ({"select_by": "last"}, 0.01)):
-        (choice,), n = chosen(choosing(widen_rates=False, selection_iters=200, **keys), by_rate(ends), row_of)
-        assert (choice["rate"], n) == (wanted, 6)
+    assert rates.table(config, [choice]).cells == [["none", "0.01", "0.7750", "+0.0250 over 0.1", "-", ""]]
 
 
 def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_another():
@@ -170,20 +149,13 @@ def test_pooled_rates_wait_for_each_other():
     assert known == {"gla": None, "gla gated": None, "softmax": 0.01}
 
 
-def test_one_arm_may_choose_the_rate_for_another(tmp_path, capsys, helpers):
+def test_one_arm_may_choose_the_rate_for_another(helpers):
     arms = {"none": {}, "gated": {"gate": "elementwise"}, "matched": {"gate": "elementwise", "match_params": True}}
-    keys = dict(selection_seeds=[7], learning_rates=[0.001, 0.01], rate_of={"matched": "gated"})
-    config = listed(arms=arms, seeds=[0], run=False, **keys)
-    best = {"none": 0.001, "gated": 0.01}
-    value = lambda run: 0.9 if rate_of(run) == best[run["arm"]] else 0.5  # noqa: E731
-    choices, n_runs = chosen(config, value)
-    assert [choice["arm"] for choice in choices] == list(best) and n_runs == 2 * (2 + 1)  # one beyond the edge
-    rows = [made_row(run, value(run)) for choice in choices for run in choice["runs"]]
+    config, best = choosing(arms=arms, rate_of={"matched": "gated"}), {"none": 0.001, "gated": 0.01}
+    choices, _ = chosen(config, lambda run: 0.9 if rate_of(run) == best[run["arm"]] else 0.5)
+    assert [choice["arm"] for choice in choices] == list(best)
     assert rates_of(config, choices) == {arm: best.get(arm, 0.01) for arm in arms}
-    rows += [made_row(run, 0.5) for run in runs_of(config, rates_of(config, choices))]
-    write_rows(tmp_path, rows)
-    assert len(experiment.run_all(config, tmp_path)) == 3
-    assert re.search("\nmatched +0.01 .* that of gated\n", capsys.readouterr().out)
+    assert rates.table(config, choices).cells[-1] == ["matched", "0.01", "-", "-", "-", "that of gated"]
     # such an arm may be shorter than the runs that choose its rate; another may not
     about = dict(arms={"long": {"max_iters": 200}, "short": {"max_iters": 50}}, selection_iters=200)
     choosing(rate_of={"short": "long"}, **about)

@@ -17,9 +17,9 @@ from test_fuzz import GONE, changed_at, places
 import configurator
 import experiment
 from configurator import UserError
-from study import claims, report, runner, stats
+from study import claims, ranks, report, runner, stats
 from study.plan import Plan
-from study.rows import missing_scores, read_rows, scores_of, wrong_row
+from study.rows import read_rows, wrong_row
 
 
 def test_a_dry_run_lists_what_is_left_and_its_hours_by_the_rows():
@@ -53,25 +53,21 @@ CONFIGS = sorted((ROOT / "config" / "experiments").glob("*.py"))
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
-def test_every_committed_experiment_fixes_its_dtype_and_finds_its_rows(file):
+def test_every_committed_experiment_fixes_its_dtype_and_its_claims_are_those_of_its_rows(file):
     config = configurator.load(experiment.ExperimentConfig, [str(file), "--run=false"])
     assert {"dtype", "device"} <= config.base.keys() and config.name == file.stem
-    rows = read_rows(ROOT / "results" / config.name)
-    if not any("dtype" in row["config"] for row in rows):
-        return  # there is none, or they are from before the config fixed the dtype
+    rows = read_rows(folder := ROOT / "results" / config.name)
     plan = Plan(config, rows)
-    assert not plan.others
-    if not plan.lacking and not plan.waits_for_rates:  # else it is under way: the pages say so
-        shown = experiment.run_all(config, ROOT / "results" / config.name)
+    assert not plan.others and not plan.unscored
+    if not plan.shown:
+        return  # none has run, or its rates are being chosen
+    shown = experiment.run_all(config, folder)
+    if not plan.lacking:  # else it is under way: the pages say so
         assert len(shown) == len(rows) - sum(len(choice["runs"]) for choice in plan.choices)
-        assert all(row["scores"] == scores_of(config, row) for row in shown)
-
-
-def test_a_score_may_be_of_some_arms_only():
-    scores = {"a": {"lengths": [32]}, "b": {"lengths": [64]}}
-    config = listed(metric="val_loss", scores=scores, scores_of={"b": ["gated"]})
-    missing = {row["arm"]: missing_scores(config, row) for row in rows_of(config)}
-    assert missing == {"none": ["a"], "gated": ["a", "b"]}
+    if config.claims or config.ranks:
+        kept = json.loads((folder / "claims.json").read_text())
+        assert kept["claims"] == list(map(claims.record, claims.judge_claims(config, shown, plan.choices)))
+        assert kept.get("ranks", []) == ranks.records(config, shown)
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):

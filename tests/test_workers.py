@@ -1,6 +1,5 @@
 """Several workers on one folder: who has a run, who goes on with those of a dead worker, and that none is lost."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -20,7 +19,7 @@ from study.rows import text_of
 FORK = multiprocessing.get_context("fork")  # torch is imported once
 
 
-def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_gone(tmp_path, monkeypatch):
+def test_a_run_is_taken_by_one_worker_until_it_and_its_process_are_gone_or_it_has_a_row(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
     config = listed(arms={"none": {}}, seeds=[0])
@@ -32,13 +31,7 @@ def test_a_run_is_taken_by_one_worker_and_is_free_when_it_and_its_process_are_go
         assert runner.take(config, run, tmp_path) is None
         process.kill()
     runner.take(config, run, tmp_path).close()
-
-
-def test_a_run_that_got_its_row_before_the_lock_was_taken_is_not_run_again(tmp_path):
-    config = listed(arms={"none": {}}, seeds=[0])
-    (run,) = experiment.runs_of(config)
-    runner.take(config, run, tmp_path).close()
-    (tmp_path / "rows.jsonl").write_text(json.dumps(made_row(run, 0.5)) + "\n")
+    runner.append_row(tmp_path, made_row(run, 0.5))  # before the lock is taken
     assert runner.take(config, run, tmp_path) is None
     runner.lock(tmp_path, "none-seed0").close()  # it was given back
 
