@@ -109,35 +109,37 @@ class Softmax(Mixer):
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
         T, first, mask, log_decay, c = q.shape[2], start, None, p.log_decay, self.config
-        has_bias = self.bias is not None or log_decay is not None
         if state is not None:
-            in_order = T > 1 or has_bias
+            in_order = T > 1 or self.bias is not None or log_decay is not None
             k, v = (layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v)))
             first = max(0, start - self.reach + 1)  # the position of the oldest key that a query sees
             if log_decay is not None:
                 log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
                 state["log_decay"] = log_decay[:, T:]
-        # plain causal attention needs no mask, nor does a single query, which sees all that is remembered
+        # torch's kernel needs no mask for plain causal attention, nor for a single query, which sees all it remembers
         reach = (self.window or T) if state is None else self.reach
         is_cut = T > reach or (T > 1 and state is not None and start > 0)
-        if has_bias or is_cut:
+        has_kernel = c.attention_weights == "softmax" and c.attention_softcap is None and log_decay is None
+        if self.bias is not None or is_cut or not has_kernel:
             j = torch.arange(first, start + T, device=q.device)
             mask = self.mask(j[start - first :], j, reach, log_decay)
-        is_causal, kind = mask is None and (state is None or T > 1), c.attention_weights
-        if kind == "softmax" and c.attention_softcap is None and log_decay is None:
-            o = layers.attention(q, k, v, mask, is_causal, p.sink)
+        if has_kernel:
+            o = layers.attention(q, k, v, mask, mask is None and (state is None or T > 1), p.sink)
         else:
-            o, _ = layers.manual_attention(q, k, v, mask, c.attention_softcap, is_causal, p.sink, kind)
+            o, _ = layers.manual_attention(q, k, v, mask, c.attention_softcap, p.sink, c.attention_weights)
         return o.transpose(1, 2)
 
     def mask(self, i: torch.Tensor, j: torch.Tensor, reach: int, log_decay: torch.Tensor | None) -> torch.Tensor:
         """Which keys at positions j (S,) the queries at i (T,) see, the last `reach` up to their own: bool (T, S). With
         a bias float (1, H, T, S), with a log_decay (B, L, H), whose last are those of the keys, float (B, H, T, S)."""
         distance = i[:, None] - j
-        mask = (distance >= 0) & (distance < reach)
-        if self.bias is not None:
-            mask = self.bias(i[:, None], j).masked_fill(~mask, -torch.inf).expand(1, self.n_head, -1, -1)
-        return mask if log_decay is None else layers.with_decay(mask, log_decay)
+        sees = (distance >= 0) & (distance < reach)
+        added = None if self.bias is None else self.bias(i[:, None], j).masked_fill(~sees, -torch.inf)
+        if log_decay is None:
+            return sees if added is None else added.expand(1, self.n_head, -1, -1)
+        total = log_decay[:, -len(j) :].cumsum(1).transpose(1, 2)  # (B, H, S)
+        between = total[..., -len(i) :, None] - total[..., None, :]  # from behind the key up to the query
+        return between.masked_fill(~sees, -torch.inf) if added is None else between + added
 
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
@@ -149,7 +151,7 @@ class Softmax(Mixer):
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
         i, c = torch.arange(q.shape[2], device=q.device), self.config
         mask = self.mask(i, i, self.window or len(i), p.log_decay)
-        return layers.manual_attention(q, k, v, mask, c.attention_softcap, False, p.sink, c.attention_weights)[1]
+        return layers.manual_attention(q, k, v, mask, c.attention_softcap, p.sink, c.attention_weights)[1]
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs for one token: scores and weighted sum over the keys that a query sees on average."""
@@ -478,27 +480,10 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """How every parameter starts. s = 0.02.
+        """How every parameter starts; that of a residual branch's last layer is smaller in deeper models.
 
-        | module, parameter                        | start                                               |
-        |------------------------------------------|-----------------------------------------------------|
-        | Linear, Embedding                        | N(0, s)                                             |
-        | ResidualLinear                           | N(0, s / sqrt(2 n_layer))                           |
-        | init="pytorch": all linear weights       | U(-1/sqrt(fan_in), 1/sqrt(fan_in))                  |
-        | init="pytorch": Embedding                | N(0, 1)                                             |
-        | a mixer's out_proj                       | out_init_scale times that                           |
-        | RMSNorm, LayerNorm; all biases           | 1; 0                                                |
-        | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
-        | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
-        | D, kq_bias                               | 1                                                   |
-        | ZeroLinear (gates that are not native)   | 0, its bias gate_bias; monarch's block_gates 4      |
-        | Gate: static; slope                      | gate_bias or 0; 1                                   |
-        | Levels: scale; Monarch: skew; Sink: logit| 1; N(0, 0.02); N(0, 0.02)                           |
-        | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
-
-        From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
-        generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter
-        without a rule. The decay exp(-A softplus(. + dt_bias)) starts as in Dao & Gu 2024.
+        A module may have a rule of its own, and yours, too: init_parameter(name, start, generator) fills the tensor
+        `start`, which holds the constructor's values. Raises UserError for a parameter without a rule.
 
         Each draw depends on (seed, name of the parameter) alone: two models of one seed start with the same weights
         wherever both have the parameter, so that a gated model starts where the ungated one does.
@@ -509,13 +494,13 @@ class GPT(nn.Module):
             module: Any = self.get_submodule(path)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {full_name}".encode()))
             start = p.detach().clone()
-            if hasattr(module, "init_parameter"):
+            if hasattr(module, "init_parameter"):  # Gate, ZeroLinear, ShortConv, Levels, Sink, Monarch
                 module.init_parameter(name, start, generator)
-            elif name == "A_log":
+            elif name == "A_log":  # the decay exp(-A softplus(. + dt_bias)) starts as in Dao & Gu 2024
                 start.uniform_(*module.A_range, generator=generator).log_()
-            elif name == "dt_bias":
+            elif name == "dt_bias":  # softplus(dt_bias) = dt, log-uniform in [0.001, 0.1]
                 dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
-                start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
+                start.copy_(dt + torch.log(-torch.expm1(-dt)))
             elif name in ("D", "kq_bias"):
                 start.fill_(1.0)
             elif isinstance(module, nn.RMSNorm | nn.LayerNorm):

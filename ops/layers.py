@@ -109,12 +109,12 @@ class Sink(nn.Module):
         return logit.expand(*x.shape[:2], -1).mT
 
 
-def manual_attention(q, k, v, mask, softcap, is_causal, sink=None, kind="softmax") -> tuple[Tensor, Tensor]:
+def manual_attention(q, k, v, mask, softcap, sink=None, kind="softmax") -> tuple[Tensor, Tensor]:
     """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
 
-    k and v may have fewer heads. mask: None, bool (true where a query sees a key), or a float that is added to the
-    scores. softcap: None or a number. sink: None or (B, H, T), the logits of sinks, which have neither soft-cap nor
-    mask; the weights are those of the keys. kind: of the weights, a key of ATTENTION_WEIGHTS.
+    k and v may have fewer heads. mask: bool, true where a query sees a key, or a float that is added to the scores.
+    softcap: None or a number. sink: None or (B, H, T), the logits of sinks, which have neither soft-cap nor mask; the
+    weights are those of the keys. kind: of the weights, a key of ATTENTION_WEIGHTS.
     """
     k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     # 1. the scores, which autocast would round, and their soft-cap
@@ -123,10 +123,7 @@ def manual_attention(q, k, v, mask, softcap, is_causal, sink=None, kind="softmax
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     # 2. what a query does not see
-    if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     # 3. the weights, and the mean of the values
     if sink is not None:
         scores = torch.cat([scores, sink[..., None].to(scores.dtype)], dim=-1)
@@ -145,18 +142,6 @@ def softpick(scores: Tensor) -> Tensor:
 
 
 ATTENTION_WEIGHTS: dict[str, Callable] = {"softmax": lambda scores: scores.softmax(-1), "softpick": softpick}
-
-
-def with_decay(mask: Tensor, log_decay: Tensor) -> Tensor:
-    """A mask that also forgets (FoX, Lin et al. 2025): float (B, H, T, S), to be added to the scores.
-
-    The score of a key gets the sum of log_decay from the token behind the key to the query. mask: (..., T, S), as
-    manual_attention takes it. log_decay (B, L, H): its last S are the keys', and its last T are the queries'.
-    """
-    T, S = mask.shape[-2:]
-    total = log_decay[:, -S:].cumsum(1).transpose(1, 2)  # (B, H, S)
-    between = total[..., -T:, None] - total[..., None, :]
-    return between.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else between + mask
 
 
 def for_all_heads(x: Tensor, n_head: int) -> Tensor:

@@ -33,8 +33,7 @@ LOG_DECAY_MIN = -104.0
 
 def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None):
     """The definition, token by token."""
-    q, k, v, log_decay, beta, erase, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
-    inputs = (q, k, v, log_decay, beta, erase)
+    *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
     inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in inputs)
     outputs = []
     with torch.autocast(q.device.type, enabled=False):

@@ -20,7 +20,6 @@ from test_model import C, D, H, T, in_pieces, make_config, make_mixer, random_x
 import train
 from model import GPT, MIXERS, MLPS
 from runs import checkpoint as checkpoints
-from runs.probe import weights_of
 
 CLOSE = dict(rtol=1e-9, atol=1e-9)
 BUDGET = {  # lines that are not blank, with the one in the table
@@ -45,7 +44,7 @@ def test_an_edit_is_as_short_as_promised(cls):
     assert sum(line.strip() != "" for line in text_of(cls, name).splitlines()) <= most
 
 
-# -- Against their definitions, in float64 -----------------------------------------------------------------------------
+# -- Against their definitions, in float64; windows and ALiBi: test_softmax.py -----------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -72,35 +71,6 @@ def test_retnet_is_its_definition():
     close = dict(rtol=1e-6, atol=1e-6)  # the decay's logarithm is a float32 number
     torch.testing.assert_close(mixer(x), expected, **close)
     torch.testing.assert_close(in_pieces(mixer, x, 9, 20), expected, **close)
-
-
-SEES = {  # (head, query, key) -> what is added to the score of a key that is not later than the query
-    "window": lambda h, i, j: 0.0 if i - j < 7 else -math.inf,
-    "alibi": lambda h, i, j: -(4.0 ** -(h + 1)) * (i - j),
-    "windowed_alibi": lambda h, i, j: -(4.0 ** -(h + 1)) * (i - j) if i - j < 7 else -math.inf,
-}
-
-
-def with_bias(mixer, x, added):
-    """(weights, output) of the definition, with a loop over heads, queries and keys; no positions."""
-    q, k, v = ((x @ w.T).view(2, -1, H, D) for w in mixer.qkv.weight.split(C))
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
-    for h, i, j in itertools.product(range(H), range(x.shape[1]), range(x.shape[1])):
-        scores[:, h, i, j] += added(h, i, j) if j <= i else -math.inf
-    weights = scores.softmax(-1)
-    return weights, torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("cap", [None, 1e6], ids=["fused", "written out"])
-@pytest.mark.parametrize("name", SEES)
-def test_a_bias_of_the_scores_is_right_in_training_prefill_decoding_and_the_weights(name, cap):
-    mixer, x = make_mixer(name, position="none", attention_softcap=cap), random_x()
-    weights, expected = with_bias(mixer, x, SEES[name])  # a soft-cap of 1e6 moves a score by less than CLOSE
-    torch.testing.assert_close(mixer(x), expected, **CLOSE)
-    torch.testing.assert_close(weights_of(mixer, x), weights, **CLOSE)
-    for pieces in ((9, 20, T - 29), (9, 1, 10, T - 20), (T - 12,)):
-        torch.testing.assert_close(in_pieces(mixer, x, *pieces), expected, **CLOSE)
 
 
 @torch.no_grad()

@@ -107,7 +107,7 @@ def test_a_sink_is_a_headwise_gate_at_the_scores_log_sum_less_its_logit_and_so_a
     sees = torch.ones(40, 40, dtype=torch.bool).tril().triu(1 - window)
     scores = (q @ k.mT / 8**0.5).masked_fill(~sees, -torch.inf)
     gate = (scores.logsumexp(-1) - s).sigmoid()[..., None]  # (B, H, T, 1)
-    expected, weights = gate * (scores.softmax(-1) @ v), layers.manual_attention(q, k, v, sees, None, False, s)[1]
+    expected, weights = gate * (scores.softmax(-1) @ v), layers.manual_attention(q, k, v, sees, None, s)[1]
     assert (weights - gate * scores.softmax(-1)).abs().max() < 1e-15
     o = layers.attention(*inputs[:3], None if window == 40 else sees, window == 40, inputs[3])
     do = torch.randn(2, 3, 40, 8).to(dtype)
@@ -133,7 +133,8 @@ def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, 
     qk, v, do = (torch.randn(2, T, n, width).to(dtype).transpose(1, 2) for n in (2 * heads, heads, heads))
     qkv = [x.requires_grad_() for x in (*(3 * qk).split(heads, dim=1), v)]  # views, as in a model; peaked weights
     exact = [x.detach().double().requires_grad_() for x in qkv]
-    o, expected = fast.CausalAttention.apply(*qkv), layers.manual_attention(*exact, None, None, is_causal=True)[0]
+    sees = torch.ones(T, T, dtype=torch.bool).tril()
+    o, expected = fast.CausalAttention.apply(*qkv), layers.manual_attention(*exact, sees, None)[0]
     gradients, exact_gradients = torch.autograd.grad(o, qkv, do), torch.autograd.grad(expected, exact, do.double())
     for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
         assert y.dtype == dtype and (y - exact_y).norm() < error * exact_y.norm()

@@ -1,5 +1,6 @@
 """Softmax layers against their definitions, in float64; what torch's kernel gets of them."""
 
+import itertools
 from types import SimpleNamespace
 
 import edits
@@ -8,12 +9,19 @@ import torch
 import torch.nn.functional as F
 from small_models import logits_of_pieces, off_its_start
 from test_edits import CLOSE
-from test_model import C, D, T, in_pieces, make_config, random_x
+from test_model import C, D, H, T, in_pieces, make_config, random_x
 
 from model import MIXERS, Softmax
 from ops import layers
 from ops.layers import softpick
 from runs.probe import weights_of
+
+ADDED = {  # what is added to the score of head h for a key at a distance behind the query
+    Softmax: lambda h, distance: 0.0,
+    edits.Window: lambda h, distance: torch.where(distance < 7, 0.0, -torch.inf),
+    edits.ALiBi: lambda h, distance: -(4.0 ** -(h + 1)) * distance,
+    edits.WindowedALiBi: lambda h, distance: torch.where(distance < 7, -(4.0 ** -(h + 1)) * distance, -torch.inf),
+}
 
 
 def definition(mixer, x):
@@ -26,7 +34,7 @@ def definition(mixer, x):
     x_ij, i, j = torch.einsum("bihd,bjhd->bhij", q, k) / D**0.5, torch.arange(L)[:, None], torch.arange(L)
     cap = mixer.config.attention_softcap
     x_ij = x_ij if cap is None else cap * torch.tanh(x_ij / cap)
-    x_ij = x_ij if mixer.bias is None else x_ij + mixer.bias(i, j)
+    x_ij = x_ij + ADDED[type(mixer)](torch.arange(H)[:, None, None], i - j)
     x_ij = x_ij.masked_fill((i < j) | (i - j >= T), -torch.inf)
     if mixer.config.attention_weights == "softpick":
         sees, eps = x_ij.isfinite(), 1e-8 * x_ij.amax(-1, keepdim=True).clamp(min=0).exp()  # eps as published
@@ -42,11 +50,11 @@ def definition(mixer, x):
 
 KEYS = [dict(position="rope"), dict(attention_softcap=2.0, position="rope")]
 KEYS += [dict(attention_weights="softpick"), dict(forget_gate=True)]
+CASES = [*itertools.product((Softmax, edits.WindowedALiBi), KEYS), (edits.Window, {}), (edits.ALiBi, {})]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("cls", [Softmax, edits.WindowedALiBi])
-@pytest.mark.parametrize("keys", KEYS, ids=str)
+@pytest.mark.parametrize(("cls", "keys"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_softmax_layers_are_their_definitions_also_where_the_ring_turns(cls, keys, monkeypatch):
     monkeypatch.setitem(MIXERS, "mine", cls)
     config = make_config(attention="mine", n_kv_head=2, **dict(position="none") | keys)
@@ -67,9 +75,10 @@ def test_softpick_is_finite_at_any_score_and_so_is_its_gradient():
 
 def test_autocast_does_not_round_the_scores():
     q, k, v = torch.randn(3, 1, 2, T, D, generator=torch.Generator().manual_seed(0)).bfloat16()
-    exact = layers.manual_attention(q.double(), k.double(), v.double(), None, 2.0, True)[1]
+    sees = torch.ones(T, T, dtype=torch.bool).tril()
+    exact = layers.manual_attention(q.double(), k.double(), v.double(), sees, 2.0)[1]
     with torch.autocast("cpu", torch.bfloat16):
-        weights = layers.manual_attention(q, k, v, None, 2.0, True)[1]
+        weights = layers.manual_attention(q, k, v, sees, 2.0)[1]
     torch.testing.assert_close(weights.double(), exact, rtol=1e-5, atol=0)
 
 
