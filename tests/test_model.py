@@ -1,7 +1,7 @@
-"""The model against its definitions: gates, cosFormer, softmax, initialisation, refusals.
+"""The model against its definitions: gates, mixers, initialisation, refusals.
 
-What every mixer promises is in test_contract.py, published layers and models, GPT-2 and a gated softmax among them, are
-in test_oracles.py and test_anchors.py, and edits in test_edits.py.
+What every mixer promises is in test_contract.py, softmax layers are in test_softmax.py, published layers and models,
+GPT-2 and a gated softmax among them, in test_oracles.py and test_anchors.py, and edits in test_edits.py.
 """
 
 import itertools
@@ -227,43 +227,6 @@ def test_monarch_is_its_definition_in_dense_matrices():
     torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
 
 
-OTHER = dict(mlp="swiglu", mlp_width=40, tie_embeddings=False, norm_eps=0.1, rope_fraction=0.5, attention_softcap=2.0)
-
-
-@pytest.mark.parametrize("keys", [{}, OTHER], ids=["published", "other keys"])
-def test_the_softmax_gpt_is_its_definition(keys):
-    model = off_its_start(make_config(gate="headwise", n_kv_head=2, qk_norm=True, logit_softcap=3.0, **keys))
-    eps, n = keys.get("norm_eps", 1e-5), round(D * keys.get("rope_fraction", 1))  # n: channels that turn
-    idx = random_ids(2, T)
-    x = model.wte.weight[idx]
-    for block in model.blocks:
-        h, mixer = rms_norm(x, block.norm_1.weight, eps), block.mixer
-        q, k, v = (h @ mixer.qkv.weight.T).split([C, C // 2, C // 2], dim=-1)
-        q, k, v = (y.view(2, T, -1, D) for y in (q, k, v))
-        q, k = rms_norm(q, mixer.q_norm.weight, eps), rms_norm(k, mixer.k_norm.weight, eps)
-        # RoPE as complex numbers: the pair (d, d + n/2) turns by t * 10000^(-2d/n)
-        angle = torch.arange(T).double()[:, None] * 1e4 ** (-torch.arange(0, n, 2) / n).double()
-        turn = torch.polar(torch.ones_like(angle), angle)
-        turned = (torch.complex(*y[..., :n].chunk(2, -1)) * turn[:, None] for y in (q, k))
-        q, k = (torch.cat([z.real, z.imag, y[..., n:]], -1) for z, y in zip(turned, (q, k), strict=True))
-        k, v = (y.repeat_interleave(2, dim=2) for y in (k, v))
-        scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(D)
-        scores = 2 * torch.tanh(scores / 2) if keys else scores
-        scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
-        y = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
-        y = y * (h @ mixer.gates["readout"].proj.weight.T).sigmoid()[..., None]
-        x = x + y.flatten(2) @ mixer.out_proj.weight.T
-        h, mlp = rms_norm(x, block.norm_2.weight, eps), block.mlp
-        hidden = h @ mlp.up.weight.T
-        hidden = F.silu(h @ mlp.glu.weight.T) * hidden if keys else F.gelu(hidden)
-        x = x + hidden @ mlp.down.weight.T
-    output = (model.head if keys else model.wte).weight
-    logits = 3 * torch.tanh(rms_norm(x, model.norm.weight, eps) @ output.T / 3)
-    torch.testing.assert_close(model(idx), logits, rtol=1e-10, atol=1e-10)
-    loss = F.cross_entropy(logits.flatten(0, 1), idx.flatten())
-    torch.testing.assert_close(model(idx, idx), loss, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("mlp", ["gelu_tanh", "swiglu"])
 def test_match_params_keeps_the_number_of_parameters_biases_counted(mlp):
     keys = dict(n_embd=16, mlp_ratio=8, mlp=mlp, norm="layer", bias=True)
@@ -427,33 +390,31 @@ def test_a_gate_is_refused_if_it_changes_nothing(keys, monkeypatch):
 
 
 MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed (1), written (2) and read (2)
-    "softmax": 2 * (2 * H * D) * (T + 1) / 2,
-    "cosformer": 5 * H * (2 * D) * D,
-    "gla": 5 * H * D * D,
-    "mamba2": 5 * (2 * H) * 8 * D,
-    "mamba3": 5 * (2 * H) * 8 * D,
-    **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "gated_deltanet2"), 7 * H * D * D),  # read once more, under k
-    "deltaproduct": 2 * 7 * H * D * D,
-    "monarch": (2 * 2 * 8 + 2 + 4) * H * 64 * D,  # two products with a row of 8, two sigmoids, written and read
+    "softmax": lambda T: 2 * (2 * H * D) * (T + 1) / 2,
+    "cosformer": lambda T: 5 * H * (2 * D) * D,
+    "gla": lambda T: 5 * H * D * D,
+    **dict.fromkeys(("mamba2", "mamba3"), lambda T: 5 * (2 * H) * 8 * D),
+    # read once more, under k
+    **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "gated_deltanet2"), lambda T: 7 * H * D * D),
+    "deltaproduct": lambda T: 2 * 7 * H * D * D,
+    # two products with a row of 8, two sigmoids, written and read
+    "monarch": lambda T: (2 * 2 * 8 + 2 + 4) * H * 64 * D,
+    # a token writes its own (2), and half of the levels are decayed and read, with the delta rule read and written, too
+    "gla log_linear": lambda T: (2 + 3 * math.log2(T) / 2) * H * D * D,
+    "gated_deltanet log_linear": lambda T: (2 + 7 * math.log2(T) / 2) * H * D * D,
 }
 
 
-def test_flops_of_levels_are_those_of_half_of_them():
-    """A token writes its own (2), and every level is decayed (1) and read (2), with the delta rule read and written,
-    too (2, 2)."""
-    for name, of_level in (("gla", 3), ("gated_deltanet", 7)):
-        plain, levels = (GPT(make_config(attention=name, n_layer=1, levels=of)) for of in ("none", "log_linear"))
-        mixing = [model.flops_per_token() - 2 * model.n_params() for model in (plain, levels)]
-        assert mixing == pytest.approx([MIXING[name], (2 + of_level * math.log2(T) / 2) * H * D * D])
-
-
-@every_mixer
+@pytest.mark.parametrize("name", [*MIXERS, "gla log_linear", "gated_deltanet log_linear"])
 @pytest.mark.parametrize("position", ["none", "learned"])
 def test_flops_are_the_count_by_hand(name, position):
-    model = GPT(make_config(attention=name, position=position, n_layer=1))
-    looked_up = T * C if position == "learned" else 0
-    assert model.flops_per_token() == 2 * (model.n_params() - looked_up) + MIXING[name]
-    assert model.flops_per_token(10 * T) - model.flops_per_token() == (18 * T * H * D if name == "softmax" else 0)
+    attention, _, levels = name.partition(" ")
+    model = GPT(make_config(attention=attention, levels=levels or "none", position=position, n_layer=1))
+    parameters = model.n_params() - (T * C if position == "learned" else 0)  # a position's row is looked up
+    for context in (T, 10 * T):
+        expected = 2 * parameters + MIXING[name](context)
+        assert model.flops_per_token(context) == pytest.approx(expected, rel=1e-12, abs=0)
+    assert model.flops_per_token() == model.flops_per_token(T)
 
 
 # -- loss and dropout --------------------------------------------------------------------------------------------------
@@ -462,7 +423,7 @@ def test_flops_are_the_count_by_hand(name, position):
 @every_mixer
 @pytest.mark.parametrize("gate", ["none", "native+elementwise+headwise@value+elementwise@output"])
 def test_the_last_layer_computes_labelled_tokens_only_and_loss_and_gradients_are_those_of_all(name, gate):
-    model = off_its_start(make_config(attention=name, gate=gate))
+    model = off_its_start(make_config(attention=name, gate=gate, logit_softcap=3.0))
     parameters = list(model.parameters())
     idx, targets = random_ids(2, 3, T)
     targets[torch.rand(targets.shape, generator=torch.Generator().manual_seed(2)) < 0.8] = -100

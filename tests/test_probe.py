@@ -1,6 +1,8 @@
 """The meters of a layer, and trials on a model, each on weights set by hand, where the answer is known."""
 
+import functools
 import json
+import statistics
 import types
 
 import pytest
@@ -105,7 +107,7 @@ def by_definition(mixer, x, stream, b, h, i):
         else:
             by = readout.sigmoid() if step == "silu" else step.value(step.logits(x))[b, i]
         readout, factor = readout * by, factor * by
-    written = mixer.out_proj.weight.view(C, mixer.n_head, -1)[:, h] @ (factor * parts[0])[h]
+    written = mixer.out_proj.weight.view(C, mixer.n_head, -1)[:, h] @ (factor * v[0])[h]  # with a weight of one
     if "output" in mixer.gates:
         written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))[b, i, 0]
     before, after = parts[:, h].norm(dim=-1), (factor * parts)[:, h].norm(dim=-1)  # (T,) each
@@ -114,7 +116,8 @@ def by_definition(mixer, x, stream, b, h, i):
         "share": weights[h, 0].abs() / (weights[h].abs().sum() + to_sink.get("to_sink", 0)),
         "token_0_before": before[0] / before.sum(),
         "token_0_after": after[0] / after.sum(),
-        "effective": written.norm() / stream[b, i].norm(),
+        "effective": (weights[h, 0] * written).norm() / stream[b, i].norm(),
+        "effective_uniform": (written / (i + 1)).norm() / stream[b, i].norm(),
     }
 
 
@@ -144,45 +147,28 @@ def test_what_a_query_gets_from_token_0_is_the_definition(keys):
 
 
 @torch.no_grad()
-def test_a_head_that_attends_only_to_key_0_has_a_sink_of_1_and_writes_its_value():
-    mixer = make_model(noise=0.0, gate="headwise", gate_bias=0.0, n_head=1, head_dim=D).blocks[0].mixer
-    x = torch.zeros(1, T, C)
-    x[0, :, 0], x[0, 0, 1] = 1, 1
-    q, k, v = mixer.qkv.weight.view(3, D, C)
-    q[:], k[:], v[:] = 0, 0, 0
-    q[0, 0], k[0, 1] = 100, 100  # all weight on token 0
-    v[0, 1], v[1, 0] = 3, 0.5  # |v_0| is sqrt(9.25), that of the others 0.5
-    mixer.out_proj.weight.copy_(2 * torch.eye(C)[:, :D])
-    mixer.gates["readout"].proj.bias.fill_(-1.0)
-    sink = sink_of(mixer, x, 5 * torch.eye(C)[:1].expand(1, T, C))
-    assert sink["share"] == [1.0]
-    written = 2 * 9.25**0.5 / (1 + torch.tensor(1.0).exp().item()) / 5
-    assert sink["effective"] == [pytest.approx(written, rel=1e-3)]
-    assert probe.baseline(3) == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert sink["effective_uniform"] == [pytest.approx(written * probe.baseline(T), rel=1e-3)]
-    assert sink["value_norm"] == [pytest.approx(9.25**0.5 / 0.5, rel=1e-3)]
-    assert sink["token_0_before"] == sink["token_0_after"] == [1.0]  # a headwise gate cannot change it
-
-
-@torch.no_grad()
 def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
-    model = make_model(gate="headwise", gate_bias=0.0)
-    mixer, tokens = model.blocks[0].mixer, torch.tensor([[1, 5, 1, 6, 2, 7, 1, 5, 8, 9, 5, 5]])
+    mixer = make_model(gate="headwise", gate_bias=0.0, n_kv_head=1).blocks[0].mixer
+    tokens = torch.tensor([[1, 5, 1, 6, 2, 7, 1, 5, 8, 9, 5, 5]])
     masks = probe.query_masks(tokens, {"one": [1, 2], "five": [5]})
     positions = {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items()}
     assert positions == {"one": [2, 4, 6], "five": [1, 7, 10, 11], "other": [3, 5, 8, 9]}
     assert probe.query_masks(tokens, {}) == {}
     x = random_x()[:1]
     sink, each = sink_of(mixer, x, x, **masks), probe.query_meters(mixer, x, x)
-    for name, own in positions.items():
-        kind = sink["kinds"][name]
-        assert kind["queries"] == len(own)
-        assert kind["uniform"] == [pytest.approx(sum(1 / (i + 1) for i in own) / len(own), rel=1e-3)]
-        for meter in ("share", "effective", "token_0_after"):
-            assert kind[meter] == pytest.approx(each[meter][0][:, own].mean(1).tolist(), rel=1e-3)
-        gate = mixer.gates["readout"]
-        values = gate.value(gate.logits(x))[0, own, :, 0]
-        assert kind["gates"]["readout"]["mean"] == pytest.approx(values.mean(0).tolist(), rel=1e-3)
+    gate, close = mixer.gates["readout"], functools.partial(pytest.approx, rel=1e-3)
+    for name, own in (positions | {"all": range(1, T)}).items():
+        kind = sink["kinds"].get(name, sink)
+        assert kind["uniform"] == [close(sum(1 / (i + 1) for i in own) / len(own))]
+        for meter in ("share", "effective", "effective_uniform", "token_0_before", "token_0_after"):
+            assert kind[meter] == close(each[meter][0][:, own].mean(1).tolist())
+        if name != "all":
+            assert kind["queries"] == len(own)
+            values = gate.value(gate.logits(x))[0, own, :, 0]
+            assert kind["gates"]["readout"]["mean"] == close(values.mean(0).tolist())
+    assert sink["uniform"] == [close(probe.baseline(T))]
+    sizes = mixer.project(x, None, 0).v[0, :, 0].norm(dim=-1).tolist()  # of the values, which all heads share
+    assert sink["value_norm"] == [close(sizes[0] / statistics.median_low(sizes[1:]))] * H
 
 
 @torch.no_grad()
@@ -200,23 +186,17 @@ def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
 
 
 @torch.no_grad()
-def test_the_largest_activation_is_found_with_its_token_and_channel():
-    model, tokens = make_model(noise=0.0), random_tokens()
+def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found_with_its_token_and_channel():
+    model, tokens = make_model(gate="elementwise"), random_tokens()
     tokens[tokens == 7] = 6
     tokens[2, 5] = 7
     model.wte.weight[7, 3] = -1000.0
-    for layer in probe.layer_meters(model, tokens, {}, "float32"):
-        found = layer["residual"]
+    layers, block, x = probe.layer_meters(model, tokens, {}, "float32"), model.blocks[0], model.wte(tokens)
+    added = block.mixer(block.norm_1(x)).norm(dim=-1) / x.norm(dim=-1)  # over what it is added to
+    assert layers[0]["branch"] == pytest.approx(added.mean().item(), rel=1e-3)
+    for found in (layer["residual"] for layer in layers):
         assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
-        assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 1e4
-
-
-@torch.no_grad()
-def test_the_branch_is_what_a_mixer_adds_over_what_it_is_added_to():
-    model, tokens = make_model(gate="elementwise"), random_tokens()
-    block, x = model.blocks[0], model.wte(tokens)
-    added = block.mixer(block.norm_1(x)).norm(dim=-1) / x.norm(dim=-1)
-    assert probe.layer_meters(model, tokens, {}, "float32")[0]["branch"] == pytest.approx(added.mean().item(), rel=1e-3)
+        assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 100
     assert len(probe.training_meters(model, data_of(tokens), T, "float32")["branch"]) == 2
 
 
