@@ -108,11 +108,10 @@ class Softmax(Mixer):
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
-        T, first, mask, log_decay, c = q.shape[2], start, None, p.log_decay, self.config
+        T, mask, log_decay, c = q.shape[2], None, p.log_decay, self.config
         if state is not None:
             in_order = T > 1 or self.bias is not None or log_decay is not None
             k, v = (layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v)))
-            first = max(0, start - self.reach + 1)  # the position of the oldest key that a query sees
             if log_decay is not None:
                 log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
                 state["log_decay"] = log_decay[:, T:]
@@ -121,6 +120,7 @@ class Softmax(Mixer):
         is_cut = T > reach or (T > 1 and state is not None and start > 0)
         has_kernel = c.attention_weights == "softmax" and c.attention_softcap is None and log_decay is None
         if self.bias is not None or is_cut or not has_kernel:
+            first = start + T - k.shape[2]  # the position of the oldest key
             j = torch.arange(first, start + T, device=q.device)
             mask = self.mask(j[start - first :], j, reach, log_decay)
         if has_kernel:
