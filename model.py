@@ -480,10 +480,27 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """How every parameter starts; that of a residual branch's last layer is smaller in deeper models.
+        """How every parameter starts. s = 0.02.
 
-        A module may have a rule of its own, and yours, too: init_parameter(name, start, generator) fills the tensor
-        `start`, which holds the constructor's values. Raises UserError for a parameter without a rule.
+        | module, parameter                        | start                                               |
+        |------------------------------------------|-----------------------------------------------------|
+        | Linear, Embedding                        | N(0, s)                                             |
+        | ResidualLinear                           | N(0, s / sqrt(2 n_layer))                           |
+        | init="pytorch": all linear weights       | U(-1/sqrt(fan_in), 1/sqrt(fan_in))                  |
+        | init="pytorch": Embedding                | N(0, 1)                                             |
+        | a mixer's out_proj                       | out_init_scale times that                           |
+        | RMSNorm, LayerNorm; all biases           | 1; 0                                                |
+        | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
+        | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
+        | D, kq_bias                               | 1                                                   |
+        | ZeroLinear (gates that are not native)   | 0, its bias gate_bias; monarch's block_gates 4      |
+        | Gate: static; slope                      | gate_bias or 0; 1                                   |
+        | Levels: scale; Monarch: skew; Sink: logit| 1; N(0, 0.02); N(0, 0.02)                           |
+        | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
+
+        From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
+        generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter
+        without a rule. The decay exp(-A softplus(. + dt_bias)) starts as in Dao & Gu 2024.
 
         Each draw depends on (seed, name of the parameter) alone: two models of one seed start with the same weights
         wherever both have the parameter, so that a gated model starts where the ungated one does.
@@ -494,13 +511,13 @@ class GPT(nn.Module):
             module: Any = self.get_submodule(path)
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {full_name}".encode()))
             start = p.detach().clone()
-            if hasattr(module, "init_parameter"):  # Gate, ZeroLinear, ShortConv, Levels, Sink, Monarch
+            if hasattr(module, "init_parameter"):
                 module.init_parameter(name, start, generator)
-            elif name == "A_log":  # the decay exp(-A softplus(. + dt_bias)) starts as in Dao & Gu 2024
+            elif name == "A_log":
                 start.uniform_(*module.A_range, generator=generator).log_()
-            elif name == "dt_bias":  # softplus(dt_bias) = dt, log-uniform in [0.001, 0.1]
+            elif name == "dt_bias":
                 dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
-                start.copy_(dt + torch.log(-torch.expm1(-dt)))
+                start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
             elif name in ("D", "kq_bias"):
                 start.fill_(1.0)
             elif isinstance(module, nn.RMSNorm | nn.LayerNorm):

@@ -23,7 +23,7 @@ import torch  # noqa: E402
 
 if importlib.util.find_spec("fla") and not torch.cuda.is_available():
     sys.modules["fla"] = None  # transformers would take its kernels, which need a GPU
-    for family in ("qwen3_next", "qwen3_5", "kimi_linear"):
+    for family in ("qwen3_next", "qwen3_5", "kimi_linear", "olmo_hybrid"):
         importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     del sys.modules["fla"]
 

@@ -15,6 +15,7 @@ from test_recurrence import definition
 from torch.overrides import TorchFunctionMode
 from transformers import KimiLinearConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridConfig, OlmoHybridGatedDeltaNet
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
 
 from data.tokenizer import BYTE_OF
@@ -48,6 +49,19 @@ def filled(theirs: nn.Module, ours: nn.Module, **given: torch.Tensor) -> nn.Modu
             weight = ours.get_parameter(f"{PLACES.get(module, module)}.{kind}".rstrip("."))
         p.copy_((weight.T if path == "conv1d.weight" else weight).reshape(p.shape))
     return theirs.eval()
+
+
+@torch.no_grad()
+def olmo_hybrid_gated_deltanet(ours) -> nn.Module:
+    """For gated_deltanet with its native gate, with either beta_max."""
+    Hk, H, Dk, Dv = ours.config.delta_sizes
+    config = OlmoHybridConfig(
+        hidden_size=ours.config.n_embd, linear_num_key_heads=Hk, linear_num_value_heads=H, linear_key_head_dim=Dk,
+        linear_value_head_dim=Dv, num_hidden_layers=2, linear_allow_neg_eigval=ours.config.beta_max == 2,
+    )  # fmt: skip
+    q, k, v, beta, dt = ours.in_proj.weight.split([Hk * Dk, Hk * Dk, H * Dv, H, H])
+    theirs = OlmoHybridGatedDeltaNet(config, layer_idx=0)
+    return filled(theirs, ours, q_proj=q, k_proj=k, v_proj=v, b_proj=beta, a_proj=dt)
 
 
 @torch.no_grad()

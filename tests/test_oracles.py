@@ -1,6 +1,6 @@
 """Published layers against ours with the same weights: float32, largest difference below 1e-5.
 
-Whole models of other layers, Gated DeltaNet among them, in float64 and trained, are in test_anchors.py.
+Whole models of other layers, in float64 and trained, are in test_anchors.py.
 """
 
 import importlib
@@ -23,6 +23,12 @@ from ops import layers
 B, T, C, H, D = 2, 100, 64, 4, 16
 
 
+def make(name, gate, **keys):
+    torch.manual_seed(0)
+    config = GPTConfig(attention=name, gate=gate, n_layer=1, n_embd=C, n_head=H, block_size=T, vocab_size=1, **keys)
+    return randomized(MIXERS[name](config, parse_gate(gate)))
+
+
 @torch.no_grad()
 def randomized(module):
     """Weights far from their start: gates that are open and shut, norms that are not 1."""
@@ -38,10 +44,17 @@ def assert_same(ours, theirs, length=T, dtype=torch.float32, tolerance=1e-5):
     assert expected.abs().max() > 0.01 and (y - expected).abs().max() < tolerance * expected.abs().max()
 
 
-def test_kda_is_kimis_layer():
-    config = GPTConfig(attention="kda", gate="native", n_layer=1, n_embd=C, n_head=H, block_size=T, vocab_size=1)
-    ours = randomized(MIXERS["kda"](config, parse_gate("native")))
-    assert_same(ours, published.kimi_linear_attention(ours))
+OLMO = dict(delta_value_dim=2 * D)
+LAYERS = [
+    *((published.olmo_hybrid_gated_deltanet, "gated_deltanet", "native", OLMO | dict(beta_max=n)) for n in (1, 2)),
+    (published.kimi_linear_attention, "kda", "native", {}),
+]
+
+
+@pytest.mark.parametrize("publish, name, gate, keys", LAYERS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_a_mixer_is_the_published_layer(publish, name, gate, keys):
+    ours = make(name, gate, **keys)
+    assert_same(ours, publish(ours))
 
 
 DOCS = Path(nanogate.__file__).with_name("docs").joinpath("gates.md").read_text()
