@@ -1,7 +1,6 @@
 """Which keys a user gave have no effect: a run names them at its start, since nothing else would tell."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,10 +33,7 @@ def notes_on_keys(config, resumes: bool, new: list[str]) -> list[str]:
 
 def unused_keys(config: GPTConfig) -> dict[str, str]:
     """{key: reason} of each key of GPTConfig that has no effect in this model, whatever its value."""
-    of_mixers = keys_read(config, run_mixers)
-    read = NOT_SEEN | of_mixers | keys_read(config, GPT)
-    if config.position != "learned" and "position" not in of_mixers:
-        read.discard("position")  # the model asks whether to make an embedding
+    read = NOT_SEEN | keys_read(config)
     unused = {field.name: "no layer reads it" for field in dataclasses.fields(GPTConfig) if field.name not in read}
     positions = {position for _, gate in config.layers() for position in gate.positions}
     asked = [MIXERS[name].native_gate for name, gate in config.layers() if gate.native]
@@ -59,8 +55,8 @@ def reasons(*rows: tuple[list[str], Any, str]) -> dict[str, str]:
     return {name: reason for names, has_no_effect, reason in rows if has_no_effect for name in names}
 
 
-def keys_read(config: GPTConfig, run: Callable) -> set[str]:
-    """The names of what run(config) reads of a config; all if it fails."""
+def keys_read(config: GPTConfig) -> set[str]:
+    """The names of what the model and one layer of each kind read of a config; all if one of them fails."""
     read = set()
 
     class Watched(type(config)):  # type: ignore[misc]
@@ -70,19 +66,17 @@ def keys_read(config: GPTConfig, run: Callable) -> set[str]:
 
     watched = object.__new__(Watched)
     watched.__dict__.update(vars(config), vocab_size=config.vocab_size or 1)
+    kinds = {(repr(layer), word_of(config.position, i)): (i, *layer) for i, layer in enumerate(config.layers())}
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"), NoRandomStart():  # a GPT draws its seed
-            run(watched)
+        with torch.random.fork_rng(devices=[]), NoRandomStart():  # a GPT draws its seed
+            with torch.device("meta"):
+                GPT(watched)
+            if config.position != "learned":
+                read.discard("position")  # the model asks whether to make an embedding
+            for i, name, gate in kinds.values():  # on the CPU: a mixer may ask for a value
+                mixer = MIXERS[name](watched, gate)
+                mixer.layer = i
+                mixer(torch.zeros(1, 1, config.n_embd))
     except Exception:  # the code of a mixer may be anybody's
         return {field.name for field in dataclasses.fields(config)}
     return read
-
-
-def run_mixers(config: GPTConfig) -> None:
-    with torch.device("cpu"):  # the meta device has no values, and a mixer may ask for one
-        position = vars(config)["position"]  # asked in this way, it does not count as read
-        kinds = {(repr(layer), word_of(position, i)): (i, *layer) for i, layer in enumerate(config.layers())}
-        for i, name, gate in kinds.values():  # one of each kind
-            mixer = MIXERS[name](config, gate)
-            mixer.layer = i
-            mixer(torch.zeros(1, 1, config.n_embd))
