@@ -23,7 +23,6 @@ import ctypes
 import dataclasses
 import difflib
 import functools
-import glob
 import json
 import operator
 import os
@@ -32,6 +31,7 @@ import time
 import traceback
 import typing
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 from runs.files import parse_json, read_regular, refuse_twice
@@ -113,7 +113,8 @@ def key(default: Any, help: str, *, merge=False, choices: Iterable = (), find: C
     merge: a later dict is added to the earlier ones instead of replacing them. find(value) raises UserError where the
     file that the value names is not there.
     """
-    metadata = {"help": help, "merge": merge, "find": find, "checks": checks | {"choices": tuple(choices)}}
+    metadata = {"default": default, "help": help, "merge": merge, "find": find}
+    metadata["checks"] = checks | {"choices": tuple(choices)}
     if not isinstance(default, list | dict):
         return dataclasses.field(default=default, metadata=metadata)
     return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
@@ -242,13 +243,9 @@ def find_files(config_class: type, values: dict) -> None:
         # a run that starts from a checkpoint takes keys that are not given from there, and an import needs none
         is_meant = field.name in values or not {"init_from", "from_hf"} & set(values)
         if field.metadata.get("find") and is_meant:
-            named = values.get(field.name, _default(field))
+            named = values.get(field.name, field.metadata["default"])
             for path in named if isinstance(named, list) else [named]:
                 field.metadata["find"](path)
-
-
-def _default(field):
-    return field.default_factory() if field.default is dataclasses.MISSING else field.default
 
 
 def _merged(before, after, merge):
@@ -262,7 +259,7 @@ def _help(config_class, positional, program, description):
     about = (description or "").strip()  # python -OO drops __doc__
     lines = [f"usage: python {program}{words} [--key=value ...]", "", about, "", "keys:", ""]
     for field in (field for field in dataclasses.fields(config_class) if field.init):
-        default = _default(field)
+        default = field.metadata["default"]
         default = default if isinstance(default, str | None) else json.dumps(default)
         rule = rules_of(config_class)[field.name]
         allowed = f"a list, each item {rule.items.words()}" if rule.items else rule.words()
@@ -283,11 +280,10 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
     path = os.fspath(path)
     if not path.endswith(".py"):
         raise UserError(f"{path!r}: a config file ends in .py")
-    folder = os.path.dirname(path) or "."
-    if not os.path.exists(path) and os.path.isdir(folder):
-        stem, *beside = (os.path.basename(file)[:-3] for file in (path, *glob.glob(f"{glob.escape(folder)}/*.py")))
-        near = [os.path.join(folder, f"{name}.py") for name in difflib.get_close_matches(stem, beside, 1)]
-        raise UserError(f"{path}: no such file{did_you_mean(path, near)}")
+    file = Path(path)
+    if not os.path.exists(file) and os.path.isdir(file.parent):
+        near = difflib.get_close_matches(file.stem, [other.stem for other in file.parent.glob("*.py")], 1)
+        raise UserError(f"{path}: no such file{did_you_mean(path, [file.with_stem(name) for name in near])}")
     values, line, content = {}, 1, read_regular(path, 1 << 20)
     try:
         for statement in ast.parse(content).body:
@@ -303,8 +299,8 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
         line, words = getattr(error, "lineno", line), getattr(error, "msg", str(error)) or "nested too deep"
         raise UserError(f"{path} line {line}: {words}") from None
     if "include" in values:
-        base = os.path.join(os.path.dirname(path), str(values.pop("include")))
-        values = _merged(read_config_file(base, merge), values, merge)
+        base = read_config_file(file.parent / str(values.pop("include")), merge)
+        values = _merged(base, values, merge)
     return values
 
 

@@ -20,7 +20,6 @@ configurator.key makes such a rule of a key's annotation and limits. No torch is
 
 import dataclasses
 import difflib
-import functools
 import operator
 from collections.abc import Collection
 from typing import Any
@@ -37,7 +36,7 @@ class UserError(ValueError):
         super().__init__(text if len(text) <= 900 else f"{text[:450]} ... {text[-400:]}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Rule:
     """A type with its limits. `items` is the rule of a list's items."""
 
@@ -75,18 +74,13 @@ class Rule:
         return text + ", or None" * self.optional
 
 
-@functools.cache
-def _of_tuple(rule):
-    kind, least, most, *none = rule
-    return Rule(kind, at_least=least, at_most=most, optional=bool(none))
-
-
 def wrong_field(value: Any, rule: Any, name: str = "") -> str | None:
     """Says in words what is wrong with a value, whose name is given, or returns None if it obeys the rule."""
     if rule is object:
         return None
     if isinstance(rule, tuple):
-        rule = _of_tuple(rule)
+        kind, least, most, *none = rule
+        rule = Rule(kind, at_least=least, at_most=most, optional=bool(none))
     elif isinstance(rule, set):
         rule = Rule(str, choices=tuple(sorted(rule)))
     elif isinstance(rule, list):
