@@ -173,16 +173,12 @@ def read_ahead(
 ) -> Iterator[list[tuple]]:
     """Yields load(step) of each step, its tensors on the device. While a step computes, the reader loads those of the
     next READ_AHEAD ones. What it raises is raised here, when the turn of that step has come."""
-
-    def taken(future):
-        return [(m, processes.to_device(x), processes.to_device(y), n_labels) for m, x, y, n_labels in future.result()]
-
-    waiting: collections.deque = collections.deque()
-    for step in steps:
-        waiting.append(reader.submit(load, step))
-        if len(waiting) > READ_AHEAD:
-            yield taken(waiting.popleft())
-    yield from map(taken, waiting)
+    futures = (reader.submit(load, step) for step in steps)
+    waiting = collections.deque(itertools.islice(futures, READ_AHEAD))
+    while waiting:
+        waiting.extend(itertools.islice(futures, 1))
+        batches = waiting.popleft().result()
+        yield [(m, processes.to_device(x), processes.to_device(y), n_labels) for m, x, y, n_labels in batches]
 
 
 def micro_loss(model: torch.nn.Module, config: TrainConfig, dtype: str, step: int, batch: tuple) -> torch.Tensor:

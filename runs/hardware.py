@@ -239,13 +239,9 @@ class Processes(contextlib.AbstractContextManager):
 
     def stop_signal(self, step: int, log_interval: int) -> int:
         """The number of the signal that any of the processes has got before this step, or 0: the same answer on all."""
-        if self.world_size == 1:
-            return self.signal
-        if step % min(log_interval, SIGNAL_STEPS):
+        if self.world_size > 1 and step % min(log_interval, SIGNAL_STEPS):
             return 0
-        number = torch.tensor(self.signal)
-        torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
-        return int(number)
+        return max(self.from_all(self.signal))
 
     def __exit__(self, kind, error, trace):
         """Under torchrun the process ends here, with the status of the error, or 0.
