@@ -47,6 +47,7 @@ class EvaluateConfig:
 configurator.begin(__name__, EvaluateConfig, __doc__)
 
 import contextlib
+import functools
 import json
 import math
 import sys
@@ -95,10 +96,9 @@ def score(model: Any, batches: Iterable[tuple], *, block_size: int) -> dict:
         if is_gpt:
             chunks = map(model.logits, model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS))
         else:
-            chunks = iter([model(inputs)[labelled].float()])
-        left, scores = targets[labelled], [torch.zeros(0, 3, dtype=torch.float64)]
-        for logits in chunks:
-            target, left = left[: len(logits)], left[len(logits) :]
+            chunks = model(inputs)[labelled].float().split(CHUNK_TOKENS)
+        scores = []
+        for logits, target in zip(chunks, targets[labelled].split(CHUNK_TOKENS), strict=True):
             nats = F.cross_entropy(logits, target, reduction="none").cpu().double()
             correct = (logits.argmax(-1) == target).cpu().double()
             scores.append(torch.stack([nats, torch.ones_like(nats), correct], dim=1))
@@ -182,33 +182,23 @@ def evaluation_rows(config, dataset: Dataset) -> int:
 
 
 def evaluate(
-    model: GPT,
-    dataset: Dataset,
-    split: str,
-    *,
-    batch_size: int,
-    block_size: int,
-    dtype: str = "float32",
-    tokens: int | None = None,
-    rank: int = 0,
-    world_size: int = 1,
+    model: GPT, dataset: Dataset, split: str, *, dtype: str = "float32", tokens: int | None = None, **reading: int
 ) -> dict:
     """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same.
 
     dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches), of which
-    each part of a mixture has its share
+    each part of a mixture has its share; reading: batch_size, block_size, maybe rank and world_size
     """
     if len(dataset.parts) > 1:
-        keys: Any = dict(batch_size=batch_size, block_size=block_size, dtype=dtype, rank=rank, world_size=world_size)
+        keys: Any = dict(dtype=dtype, **reading)
         n = tokens if tokens and tokens < dataset.counts(split)["tokens"] else None
         return of_mixture(dataset, lambda part, w: evaluate(model, part, split, tokens=n and math.ceil(w * n), **keys))
-    was_training, device = model.training, model.wte.weight.device
+    was_training, device, block_size = model.training, model.wte.weight.device, reading["block_size"]
     model.eval()
-    batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size, tokens=tokens)
     with autocast(device.type, dtype):
-        sums = score(model, batches, block_size=block_size)
+        sums = score(model, dataset.eval_batches(split, tokens=tokens, **reading), block_size=block_size)
     model.train(was_training)
-    return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
+    return summarize(sum_over_ranks(sums, dataset, block_size, device, reading.get("world_size", 1)), dataset, split)
 
 
 def of_mixture(dataset: Dataset, numbers_of: Callable) -> dict:
@@ -272,13 +262,16 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     about |= {"rope_scaling": model.config.rope_scaling, "rope_factor": model.config.rope_factor}
     about |= {name: getattr(config, name) for name in ("prune_below", "eight_bits") if getattr(config, name)}
     results = []
-    for block_size in config.lengths or [config.block_size or model.config.block_size]:
-        try:
-            results.append(read(model, dataset, config, block_size, processes))
-        except UserError as limit:  # of the model or the text; memory may be there the next time
-            if not config.lengths or isinstance(limit, memory.NotEnoughMemory):
-                raise
-            results.append({"block_size": block_size, "limit": str(limit)})
+    pruning = contextlib.nullcontext() if config.prune_below is None else pruned(model, config.prune_below)
+    rounding = quantised(model) if config.eight_bits else contextlib.nullcontext()
+    with parallel.readable(model), autocast(processes.device_type, config.dtype), pruning, rounding:
+        for block_size in config.lengths or [config.block_size or model.config.block_size]:
+            try:
+                results.append(read(model, dataset, config, block_size, processes))
+            except UserError as limit:  # of the model or the text; memory may be there the next time
+                if not config.lengths or isinstance(limit, memory.NotEnoughMemory):
+                    raise
+                results.append({"block_size": block_size, "limit": str(limit)})
     if processes.is_main:
         line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
         if config.out:
@@ -298,18 +291,10 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
     if dataset.mask_documents and is_sharded and block_size >= most_new_tokens(model, 0):
         # a rank whose documents are short would go on alone
         raise UserError(f"position {block_size - 1} is past block_size={model.config.block_size}, where its state ends")
-    is_quiet = not (processes.is_main and sys.stderr.isatty())
-
-    def sums_of_split():
-        of_rank = (processes.rank, processes.world_size)
-        batches = dataset.eval_batches(split, config.batch_size, block_size, *of_rank, stride=stride)
-        batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=is_quiet, leave=False)
-        pruning = contextlib.nullcontext() if config.prune_below is None else pruned(model, config.prune_below)
-        rounding = quantised(model) if config.eight_bits else contextlib.nullcontext()
-        with autocast(processes.device_type, config.dtype), parallel.readable(model), pruning, rounding:
-            return score(model, batches, block_size=block_size)
-
-    sums = processes.on_all(sums_of_split)
+    is_quiet, of_rank = not (processes.is_main and sys.stderr.isatty()), (processes.rank, processes.world_size)
+    batches = dataset.eval_batches(split, config.batch_size, block_size, *of_rank, stride=stride)
+    batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=is_quiet, leave=False)
+    sums = processes.on_all(functools.partial(score, model, batches, block_size=block_size))
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = about | summarize(sums, dataset, split)
     check_loss(result["loss"], config.checkpoint)
