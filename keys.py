@@ -119,9 +119,7 @@ class GPTConfig:
         "log_linear: a state for each block of 1, 2, 4 ... past tokens; merged: a token is in the block it completes",
         choices=("none", "log_linear", "merged"),
     )
-    beta_max: float = key(
-        1.0, "delta rule: beta = this * sigmoid(.); 2 allows negative eigenvalues", choices=(1.0, 2.0)
-    )
+    beta_max: float = key(1.0, "delta rule: beta = this * sigmoid; 2 allows negative eigenvalues", choices=(1.0, 2.0))
     n_householder: int = key(2, "deltaproduct: steps of the delta rule in a token", at_least=1, at_most=64)
     delta_heads: int | None = key(None, "delta rule: number of heads (None: n_head)", at_least=1)
     delta_key_heads: int | None = key(None, "delta rule: query and key heads (None: delta_heads)", at_least=1)
@@ -221,9 +219,7 @@ class TrainConfig(GPTConfig):
     batch_size: int = key(12, "rows per micro-step of a process", at_least=1)
     gradient_accumulation_steps: int = key(1, "micro-steps per step, over all processes together", at_least=1)
     max_iters: int = key(5000, "number of steps (updates of the weights)", at_least=1)
-    optimizer: str = key(
-        "adamw", "muon: Muon for the matrices of the blocks, AdamW for the rest", choices=("adamw", "muon")
-    )
+    optimizer: str = key("adamw", "muon: Muon for the blocks' matrices, AdamW for the rest", choices=("adamw", "muon"))
     learning_rate: float = key(6e-4, "peak of the learning rate", above=0)
     muon_lr_scale: float = key(1.0, "Muon's learning rate, as a multiple of AdamW's", above=0)
     schedule: str | None = key(
