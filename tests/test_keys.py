@@ -52,7 +52,6 @@ SITUATIONS = [
     dict(rope_scaling="yarn", rope_factor=1.0),
     dict(rope_scaling="llama3", rope_factor=2.0, rope_length=20, qk_norm=True, position="rope,none", n_layer=2),
     dict(rope_scaling="linear", rope_factor=2.0, position="none,rope", n_layer=2),
-    dict(rope_scaling="yarn", rope_factor=2.0),
     dict(rope_scaling="yarn_untruncated", rope_factor=2.0, window="2"),
     dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),
     dict(attention="gated_deltanet", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
@@ -88,18 +87,22 @@ def is_same(one, other):
     )
 
 
-def test_a_key_of_training_that_does_nothing_is_named():
+def test_a_key_of_training_that_does_nothing_is_named_and_so_is_a_warmup_longer_than_the_run():
     words = "--schedule=constant --min_lr=0 --muon_lr_scale=2 --new_lr_scale=10 --shards=2 --vocab_size=9"
 
     def notes(words, new):
         config = TrainConfig(**(values := configurator.read_words(TrainConfig, words.split())))
         config.given = frozenset(values)
-        return [note.split("=")[0] for note in notes_on_keys(config, False, new)]
+        return notes_on_keys(config, False, new)
 
-    assert notes(words, []) == [f"note: {key}" for key in ("min_lr", "muon_lr_scale", "new_lr_scale", "shards")]
+    named = [note.split("=")[0] for note in notes(words, [])]
+    assert named == [f"note: {key}" for key in ("min_lr", "muon_lr_scale", "new_lr_scale", "shards")]
     used = "--min_lr=0 --optimizer=muon --muon_lr_scale=2 --init_from=x --new_lr_scale=10 --parallel=fsdp --shards=2"
     used += " --keep_moments=true --vocab_size=9"
     assert not notes(used, ["wte.weight"])
+    words = "warmup_iters=9 is longer than the run of 3 steps, which reaches 30% of learning_rate=0.001"
+    assert notes("--learning_rate=1e-3 --warmup_iters=9 --max_iters=3", []) == [f"note: {words}"]
+    assert not notes("--warmup_iters=3 --max_iters=3", [])
 
 
 @pytest.mark.parametrize("keys", SITUATIONS, ids=str)

@@ -56,23 +56,16 @@ def test_every_mixer_learns_to_recall(mixer, run, tmp_path, helpers):
 
 
 def test_only_the_last_micro_step_of_a_process_is_all_reduced(run, monkeypatch):
-    class Parallel:
-        def __init__(self, model):
-            self.model, self.waits = model, False
+    @contextlib.contextmanager
+    def no_sync(step_model):
+        waits.append(True)
+        yield
+        waits.pop()
 
-        def __call__(self, *args, **keys):
-            waited.append(self.waits)
-            return self.model(*args, **keys)
-
-        @contextlib.contextmanager
-        def no_sync(self):
-            self.waits = True
-            yield
-            self.waits = False
-
-    waited = []
-    monkeypatch.setattr(parallel, "DistributedDataParallel", Parallel)
-    monkeypatch.setattr(parallel, "share_out", lambda model, *words: Parallel(model))
+    waits, waited, loss = [], [], train.micro_loss
+    monkeypatch.setattr(parallel, "DistributedDataParallel", model.GPT)
+    monkeypatch.setattr(model.GPT, "no_sync", no_sync, raising=False)
+    monkeypatch.setattr(train, "micro_loss", lambda *args: waited.append(any(waits)) or loss(*args))
     run("out", gradient_accumulation_steps=4, max_iters=2)
     assert waited == [True, True, True, False] * 2
 
@@ -86,43 +79,30 @@ def test_four_micro_steps_of_different_numbers_of_labels_are_one_batch_four_time
     assert helpers.losses(large) == pytest.approx(helpers.losses(small), rel=1e-5)
 
 
-def test_the_batches_of_the_next_two_steps_are_read_while_a_step_computes(run, monkeypatch):
+@pytest.mark.parametrize(("end", "n_read"), [("max_iters", 8), ("a bad shard", 4), ("SIGTERM", 8)])
+def test_the_next_two_steps_are_read_while_one_computes_and_however_a_run_ends_its_reader_ends(
+    end, n_read, run, tmp_path, monkeypatch, helpers
+):
+    """What the reader raises is raised at its step."""
     load, loss, is_read = train.load_batches, train.micro_loss, [threading.Event() for _ in range(10)]
 
     def reader(*args):
+        if end == "a bad shard" and args[-1] == 4:
+            raise UserError(end)
         batches = load(*args)
         is_read[args[-1]].set()
         return batches
 
     def wait(model, config, dtype, step, batch):
         # the step waits for the reader, and not the reader for the step
-        assert all(event.wait(60) for event in is_read[step : min(step + 3, 8)])
+        assert all(event.wait(60) for event in is_read[step : min(step + 3, n_read)])
         assert not any(event.is_set() for event in is_read[step + 3 :])
+        if end == "SIGTERM" and step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
         return loss(model, config, dtype, step, batch)
 
     monkeypatch.setattr(train, "load_batches", reader)
     monkeypatch.setattr(train, "micro_loss", wait)
-    run("out")
-
-
-@pytest.mark.parametrize("end", ["max_iters", "a bad shard", "SIGTERM"])
-def test_however_a_run_ends_its_reader_ends_and_what_that_raises_is_raised_at_its_step(
-    end, run, tmp_path, monkeypatch, helpers
-):
-    load, loss = train.load_batches, train.micro_loss
-
-    def reader(*args):
-        if end == "a bad shard" and args[-1] == 4:
-            raise UserError(end)
-        return load(*args)
-
-    def stop(*args):
-        if end == "SIGTERM" and args[3] == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return loss(*args)
-
-    monkeypatch.setattr(train, "load_batches", reader)
-    monkeypatch.setattr(train, "micro_loss", stop)
     endings = {"max_iters": contextlib.nullcontext(), "SIGTERM": pytest.raises(SystemExit, match="143")}
     with endings.get(end) or pytest.raises(UserError, match=end):
         run("out")
@@ -139,13 +119,6 @@ def test_dropout_is_drawn_anew_in_every_step(run, helpers, monkeypatch):
     net, x = train.make_model(config, None, None)[0], torch.arange(32)[None]
     first, second, again = (train.micro_loss(net, config, "float32", 3, (m, x, x, 32)) for m in (0, 1, 0))
     assert first == again != second  # and in every micro-step
-
-
-def test_best_is_the_lowest_loss_so_far(run, monkeypatch):
-    losses, read = iter((3.0, 1.0, 2.0, 1.5, 1.4)), train.evaluate
-    monkeypatch.setattr(train, "evaluate", lambda *args, **keys: read(*args, **keys) | {"loss": next(losses)})
-    best = checkpoints.load(run("out", eval_interval=2) / "best.pt")
-    assert (best["iter_num"], best["best_val_loss"]) == (2, 1.0)
 
 
 def test_the_seed_settles_the_run_whenever_it_evaluates_and_another_seed_gives_another(run, helpers):
@@ -199,11 +172,15 @@ def test_a_run_goes_on_with_the_code_that_it_kept(run, tmp_path, monkeypatch):
     assert not [name for name in outdir.code_of_the_project() if "#" in name]
 
 
-def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole(run, helpers, monkeypatch, capsys):
-    keys = dict(max_iters=20, eval_interval=2)
-    accuracies, read = iter((0.1, 0.95, 0.9, 0.91, 0.92)), train.evaluate  # 0.9 is not above
-    monkeypatch.setattr(train, "evaluate", lambda *args, **keys: read(*args, **keys) | {"accuracy": next(accuracies)})
+def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole_and_best_is_the_lowest_loss(
+    run, helpers, monkeypatch, capsys
+):
+    keys, pairs = dict(max_iters=20, eval_interval=2), ((0.1, 3.0), (0.95, 1.0), (0.9, 2.0), (0.91, 1.5), (0.92, 1.4))
+    scores, read = iter([dict(accuracy=right, loss=nats) for right, nats in pairs]), train.evaluate  # 0.9 is not above
+    monkeypatch.setattr(train, "evaluate", lambda *args, **keys: read(*args, **keys) | next(scores))
     out = run("out", stop_above=0.9, **keys)
+    best = checkpoints.load(out / "best.pt")
+    assert (best["iter_num"], best["best_val_loss"]) == (2, 1.0)
     assert [row["step"] for row in helpers.metrics(out, "eval")] == [0, 2, 4, 6, 8]
     assert helpers.metrics(out)[-1]["event"] == "end" and helpers.metrics(out)[-1]["step"] == 8
     assert "accuracy 92.0% after 8 of 20 steps (solved) in" in capsys.readouterr().out
@@ -421,12 +398,6 @@ def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
     assert norms == pytest.approx([0.1] * 8, rel=1e-4)
     none, zero = (helpers.losses(run(f"out{clip}", grad_clip=clip)) for clip in (None, 0))
     assert none == zero != helpers.losses(run("same", grad_clip=0.1))
-
-
-def test_a_warmup_longer_than_the_run_is_noted(run, capsys):
-    run("out", learning_rate=1e-3, warmup_iters=9, max_iters=3)
-    note = "note: warmup_iters=9 is longer than the run of 3 steps, which reaches 30% of learning_rate=0.001\n"
-    assert note in capsys.readouterr().out
 
 
 # -- Mistakes ----------------------------------------------------------------------------------------------------------
