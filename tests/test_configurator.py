@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-import types
+from unittest import mock
 
 import pytest
 from conftest import ROOT, Helpers
@@ -240,10 +240,7 @@ def test_anything_else_in_a_python_file_is_refused_with_its_line_and_never_execu
 # -- A whole script ----------------------------------------------------------------------------------------------------
 
 
-def test_run_turns_an_error_into_one_line_and_a_status(monkeypatch, capsys):
-    def raises(error):
-        raise error
-
+def test_run_turns_an_error_into_one_line_and_a_status(capsys):
     for error, status, stderr in [
         (UserError("n_layer=0:\nno"), 2, "error: n_layer=0:\\nno\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
@@ -252,10 +249,8 @@ def test_run_turns_an_error_into_one_line_and_a_status(monkeypatch, capsys):
         (MemoryError(), 1, "error: not enough memory (malloc failed); lower batch_size or the model\n"),
         (TypeError("an edit"), 1, "Traceback (most recent call last):\n"),
     ]:
-        monkeypatch.setattr(sys, "stdout", types.SimpleNamespace(reconfigure=lambda **keys: None, flush=lambda: None))
         with pytest.raises(SystemExit) as ended:
-            configurator.run(lambda argv, error=error: raises(error))
-        monkeypatch.undo()
+            configurator.run(mock.Mock(side_effect=error))
         printed = capsys.readouterr().err
         assert ended.value.code == status
         assert printed.startswith(stderr) if stderr.startswith("Traceback") else printed == stderr

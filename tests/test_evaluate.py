@@ -123,17 +123,14 @@ def checkpoint(text, tmp_path):
     return save
 
 
-@pytest.mark.parametrize(
-    ("attention", "rope", "message"),
-    [
-        ("softmax", dict(rope_factor=4.0), "rope_factor=4.0: changes nothing, since rope_scaling is none"),
-        ("softmax", dict(rope_scaling="yarn"), "rope_scaling=yarn: changes nothing, since rope_factor is 1"),
-        ("gla", dict(rope_scaling="ntk"), "rope_scaling=ntk: changes nothing, since no layer reads it"),
-    ],
-)
-def test_a_key_of_rope_that_would_change_nothing_is_refused(attention, rope, message, checkpoint, helpers):
-    words = helpers.words(checkpoint=checkpoint(attention=attention), device="cpu", **rope)
-    assert helpers.error_of(evaluate.main, words) == message
+def test_a_key_of_rope_that_would_change_nothing_is_refused(checkpoint, helpers):
+    for attention, (name, value), reason in [
+        ("softmax", ("rope_factor", 4.0), "rope_scaling is none"),
+        ("softmax", ("rope_scaling", "yarn"), "rope_factor is 1"),
+        ("gla", ("rope_scaling", "ntk"), "no layer reads it"),
+    ]:
+        words = helpers.words(checkpoint=checkpoint(attention=attention), device="cpu", **{name: value})
+        assert helpers.error_of(evaluate.main, words) == f"{name}={value}: changes nothing, since {reason}"
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
