@@ -172,7 +172,7 @@ def test_words_without_dashes_fill_a_list_and_one_of_another_spelling_says_how_t
         ("--batch_size", "'--batch_size': write --key=value"),
         ("batch_size=4", "'batch_size=4': a config file ends in .py"),
         ("a\0b/x.py", "a\\x00b/x.py: cannot be read (embedded null"),
-        ("config/train_shakespeare_char.py", "config/train_shakespeare_char.py: no such file (did you mean 'config/sh"),
+        ("config/mqarr.py", "config/mqarr.py: no such file (did you mean 'config/mqar.py'?)"),
         ("--config_override=[1]", 'config_override: must be a JSON object, as in {"n_layer": 6}'),
         ('--config_override={"x": NaN}', "config_override: cannot be read as JSON (NaN is no JSON)"),
         ("--config_override=" + "[" * 100_000, "config_override: cannot be read as JSON ("),
