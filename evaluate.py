@@ -182,23 +182,33 @@ def evaluation_rows(config, dataset: Dataset) -> int:
 
 
 def evaluate(
-    model: GPT, dataset: Dataset, split: str, *, dtype: str = "float32", tokens: int | None = None, **reading: int
+    model: GPT,
+    dataset: Dataset,
+    split: str,
+    *,
+    batch_size: int,
+    block_size: int,
+    dtype: str = "float32",
+    tokens: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> dict:
     """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same.
 
     dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches), of which
-    each part of a mixture has its share; reading: batch_size, block_size, maybe rank and world_size
+    each part of a mixture has its share
     """
     if len(dataset.parts) > 1:
-        keys: Any = dict(dtype=dtype, **reading)
+        keys: Any = dict(batch_size=batch_size, block_size=block_size, dtype=dtype, rank=rank, world_size=world_size)
         n = tokens if tokens and tokens < dataset.counts(split)["tokens"] else None
         return of_mixture(dataset, lambda part, w: evaluate(model, part, split, tokens=n and math.ceil(w * n), **keys))
-    was_training, device, block_size = model.training, model.wte.weight.device, reading["block_size"]
+    was_training, device = model.training, model.wte.weight.device
     model.eval()
+    batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size, tokens=tokens)
     with autocast(device.type, dtype):
-        sums = score(model, dataset.eval_batches(split, tokens=tokens, **reading), block_size=block_size)
+        sums = score(model, batches, block_size=block_size)
     model.train(was_training)
-    return summarize(sum_over_ranks(sums, dataset, block_size, device, reading.get("world_size", 1)), dataset, split)
+    return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
 
 
 def of_mixture(dataset: Dataset, numbers_of: Callable) -> dict:
