@@ -32,7 +32,7 @@ from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
 from speed.gaterun import bench_gaterun
 from speed.gpu import bench_gpu, page
-from speed.report import Report
+from speed.measure import Report
 
 PARTS = dict(train=bench_train, overhead=bench_overhead, length=bench_length, decode=bench_decode, ops=bench_ops)
 PARTS |= dict(gaterun=bench_gaterun, gpu=bench_gpu)
@@ -55,25 +55,25 @@ def main(argv: list[str]) -> None:
     files.claim(out_dir, "bench", config.overwrite)
     about = describe(config)
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
-    measured = {"claims": [], "ratios": []}
-    for name in parts:
-        report = Report(name)
+    reports = [Report(name) for name in parts]
+    for report in reports:
         try:
             with signals_to(lambda number: sys.exit(128 + number)):
-                PARTS[name](config, report)
+                PARTS[report.part](config, report)
         except BaseException:
             about["stopped"] = True  # what it has measured by then is kept
             raise
         finally:
             if report.rows or report.ratios or report.claims:
-                write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
-                if name == "gpu":
+                write_text(out_dir / f"{report.part}.json", json.dumps(about | asdict(report), indent=1) + "\n")
+                if report.part == "gpu":
                     write_text(out_dir / "gpu.md", page(about, report.rows))
             print(report)
-        for kind, of_all in measured.items():
-            of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
     print(f"written: {out_dir}/")
-    print(json.dumps(about | measured))
+    for kind in ("claims", "ratios"):
+        ratios = [ratio for report in reports for ratio in getattr(report, kind)]
+        about[kind] = [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in ratios]
+    print(json.dumps(about))
 
 
 def describe(config: BenchConfig) -> dict:

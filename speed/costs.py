@@ -9,9 +9,8 @@ import torch
 
 from model import GPT, MIXERS, Softmax
 from runs.hardware import gemm_rate, seconds_of
-from speed.baselines import NANOGPT, SMALL, Side, peak_mb, random_batch
 from speed.config import BenchConfig
-from speed.report import Report, interleave, side_by_side
+from speed.measure import NANOGPT, SMALL, Report, Side, interleave, peak_mb, random_batch
 
 PUBLISHED = {name: dict(gate=name) for name in ("elementwise", "headwise")}  # Qiu et al. 2025
 # tokens of a timed call: where two models take turns, the one evicts the other's weights from the processor's cache,
@@ -54,17 +53,17 @@ def bench_overhead(config: BenchConfig, report: Report) -> None:
         "elementwise, match_params": dict(gate="elementwise", match_params=True),
     }
     keys: dict = dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=256)
-    T, batch = 512, random_batch(config, 256, 2, 512)
+    batch = random_batch(config, 256, 2, 512)
     base, base_memory = Side(config, "softmax", batch, **keys), peak_mb(config, "softmax", batch, keys)
     for name, gate in arms.items():
         gated = Side(config, "softmax", batch, **keys | gate)
         flops = gated.model.flops_per_token() / base.model.flops_per_token()
         calls: dict = {
-            "step": (gated, base),
-            "forward": (torch.no_grad()(gated.loss), torch.no_grad()(base.loss)),
-            "decode": (prefilled(gated.model, T // 2), prefilled(base.model, T // 2)),
+            "step": {side: side for side in (gated, base)},
+            "forward": {side: torch.no_grad()(side.loss) for side in (gated, base)},
+            "decode": {side: prefilled(side.model, 256) for side in (gated, base)},
         }
-        times = {kind: side_by_side(above, below, config.pairs, config) for kind, (above, below) in calls.items()}
+        times = {kind: interleave(sides, config.pairs, config).values() for kind, sides in calls.items()}
         medians = {kind: statistics.median(map(operator.truediv, *both)) for kind, both in times.items()}
         memory = peak_mb(config, "softmax", batch, keys | gate) / base_memory
         report.row(gate=name, flops=flops, **medians, memory=memory)
@@ -87,8 +86,8 @@ def bench_length(config: BenchConfig, report: Report) -> None:
             report.row(mixer=name, T=T, tokens_s=longest / seconds, peak_mb=memory)
             T *= 4 if has_cache(name) and T >= 4096 else 2  # the cost grows with T^2
         if not has_cache(name) and 16_384 in sides:
-            times = side_by_side(sides[1024], sides[16_384], config.long_pairs, config)
-            report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", *times)
+            seconds = interleave({T: sides[T] for T in (1024, 16_384)}, config.long_pairs, config)
+            report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", *seconds.values())
     for name in of_any_length():
         T = min(4096, longest)
         side = Side(config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256)

@@ -12,7 +12,7 @@ from ops.layers import attention
 from ops.recurrence import chunked, recurrent
 from runs.hardware import DTYPES
 from speed.config import BenchConfig
-from speed.report import Report, interleave, side_by_side
+from speed.measure import Report, interleave
 
 
 def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -79,11 +79,10 @@ def bench_ops(config: BenchConfig, report: Report) -> None:
         for name in sides:
             report.ratio(f"{name}, T = {T:,}: softmax / chunked", seconds[fastest], seconds[name], target=target)
         for name, (function, inputs) in of_length.items():
-            of_levels = torch.rand(*plain["v"].shape[:3], T.bit_length(), device=config.device)
-            log_linear = both_ways(function, inputs | leaves({"levels": of_levels}), levels.chunked)
-            times = side_by_side(log_linear, sides[name], pairs, config)
-            report.ratio(f"{name}, T = {T:,}: log-linear / chunked", *times)
-        for name, (function, inputs) in of_length.items() if T == 1024 else ():
-            loop = both_ways(function, inputs, recurrent)
-            times = side_by_side(loop, sides[name], config.long_pairs, config)
-            report.ratio(f"{name}, T = {T:,}: token by token / chunked", *times)
+            of_levels = leaves({"levels": torch.rand(*plain["v"].shape[:3], T.bit_length(), device=config.device)})
+            slower = {"log-linear": (both_ways(function, inputs | of_levels, levels.chunked), pairs)}
+            if T == 1024:
+                slower["token by token"] = (both_ways(function, inputs, recurrent), config.long_pairs)
+            for form, (call, n) in slower.items():
+                times = interleave({form: call, "chunked": sides[name]}, n, config).values()
+                report.ratio(f"{name}, T = {T:,}: {form} / chunked", *times)

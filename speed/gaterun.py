@@ -23,9 +23,8 @@ from data.pystdlib import prepare as pystdlib
 from data.shards import open_dataset
 from keys import TrainConfig
 from ops import IGNORE
-from speed.baselines import NANOGPT, Side, in_new_processes
 from speed.config import BenchConfig
-from speed.report import Report
+from speed.measure import NANOGPT, Report, Side, in_new_processes
 from study.stats import exact_interval, sign_flip_test
 from train import learning_rate, model_args
 
@@ -52,11 +51,6 @@ RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be
     "a gate from one": f"config/gaterun.py {GATE} --gate_activation=sigmoid2",
     "four times as long": f"config/gaterun.py {LONG}",
     "four times as long, a gate from one": f"config/gaterun.py {LONG} {GATE} --gate_activation=sigmoid2",
-}
-GATED = {  # {recipe with a gate: the one without}
-    "a gate from a half": "record",
-    "a gate from one": "record",
-    "four times as long, a gate from one": "four times as long",
 }
 
 
@@ -86,15 +80,15 @@ def bench_gaterun(config: BenchConfig, report: Report) -> None:
 
 
 def gains(rows: list[dict]) -> list[dict]:
-    """By how much a gate lowers the loss: the mean over the seeds, its exact 95% interval, and a two-sided p. None: an
-    end that too few seeds leave open."""
-    losses, found = {row["side"]: [run["val_loss"] for run in row["runs"]] for row in rows if "side" in row}, []
-    for name, base in GATED.items():
-        if {name, base} <= losses.keys():
-            values = [a - b for a, b in zip(losses[base], losses[name], strict=True)]
+    """By how much a gate lowers the loss of the same recipe: the mean over the seeds, its exact 95% interval, and a
+    two-sided p. None: an end that too few seeds leave open."""
+    found = []
+    for base, gated in itertools.permutations([row for row in rows if row.get("command")], 2):
+        if gated["command"].startswith(f"{base['command']} {GATE}"):
+            values = [a["val_loss"] - b["val_loss"] for a, b in zip(base["runs"], gated["runs"], strict=True)]
             interval = [end if abs(end) < float("inf") else None for end in exact_interval(values)]
             about = dict(lower_by=statistics.fmean(values), interval=interval, p=sign_flip_test(values))
-            found.append({"gated": name, "over": base} | about)
+            found.append({"gated": gated["side"], "over": base["side"]} | about)
     return found
 
 
@@ -115,18 +109,18 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     if name != NANOGPT and parameters > MOST_PARAMETERS:
         raise UserError(f"{name}: has {parameters:,} parameters; a recipe has at most nanoGPT's {MOST_PARAMETERS:,}")
     for step in range(train.max_iters):
-        batch = dataset.batch("train", step, seed=seed, batch_size=train.batch_size, block_size=CONTEXT)
+        side.batch = dataset.batch("train", step, seed=seed, batch_size=train.batch_size, block_size=CONTEXT)
         start = time.process_time()
         for group in (group for optimizer in side.optimizers for group in optimizer.param_groups):
             group["lr"] = group.get("lr_scale", 1.0) * learning_rate(train, step)
-        side(batch)
+        side()
         seconds += time.process_time() - start
     total = labels = 0
     side.model.eval()
     with torch.no_grad():
         for x, y, _ in dataset.eval_batches("val", 64, CONTEXT):
             n = int((y != IGNORE).sum())
-            y = y.clamp(min=-1) if name == NANOGPT else y  # its number for no label
-            total, labels = total + n * float(side.loss((x, y))), labels + n
+            side.batch = (x, y.clamp(min=-1) if name == NANOGPT else y)  # its number for no label
+            total, labels = total + n * float(side.loss()), labels + n
     about = dict(side=name, seed=seed, steps=train.max_iters, parameters=parameters)
     return about | dict(cpu_seconds=seconds, val_loss=total / labels, labels=labels)

@@ -21,7 +21,7 @@ from data.pystdlib import prepare as pystdlib
 from runs import checkpoint, files, hardware, memory, outdir
 from speed.config import BenchConfig
 from speed.costs import has_cache, of_any_length
-from speed.report import Report
+from speed.measure import Report
 
 STEPS = 30  # behind the first one
 RUN = "--max_iters=31 --eval_interval=31 --warmup_iters=1 --eval_whole=false --meters=false --compile=false"

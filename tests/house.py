@@ -6,6 +6,7 @@ The exit status is 1 if a ceiling is broken.
 """
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections import Counter
@@ -32,49 +33,43 @@ TOGETHER = {"bench.py": "speed + bench.py", "speed": "speed + bench.py"}
 TOGETHER |= {"experiment.py": "study + experiment.py", "study": "study + experiment.py"}
 
 
-def tracked(root: Path = ROOT) -> list[Path]:
+def tracked() -> list[Path]:
     """The files that git knows, relative to the root, as far as they are there."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
-    return [Path(name) for name in listed.split("\0") if name and (root / name).is_file()]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [Path(name) for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
-def lines_by_folder(files: list[Path], root: Path = ROOT) -> Counter:
-    """{"lines: NAME": lines of Python}, of folders, of files on top and of the product, which is all but the tests."""
-    lines: Counter = Counter()
-    for file in files:
-        if file.suffix == ".py":
-            n, place = (root / file).read_bytes().count(b"\n"), file.parts[0]
-            lines[f"lines: {TOGETHER.get(place, place)}"] += n
-            if place != "tests":
-                lines["lines: product"] += n
-                if file != Path("model.py"):
-                    longest = "lines: longest other product file"
-                    lines[longest] = max(lines[longest], n)
-    return lines
-
-
-def kilobytes(files: list[Path], root: Path = ROOT) -> Counter:
-    """{"kB: NAME": size}: of documents by kind, and of results/."""
+def sizes_of(files: list[Path]) -> Counter:
+    """{"lines: NAME": lines of Python}, of folders, of files on top and of the product, which is all but the tests;
+    {"kB: NAME": size}, of documents by kind, and of results/."""
     sizes: Counter = Counter()
     for file in files:
-        size, place = (root / file).stat().st_size / 1000, file.parts[0]
+        place, kilobytes = file.parts[0], (ROOT / file).stat().st_size / 1000
+        if file.suffix == ".py":
+            n = (ROOT / file).read_bytes().count(b"\n")
+            sizes[f"lines: {TOGETHER.get(place, place)}"] += n
+            if place != "tests":
+                sizes["lines: product"] += n
+                if file != Path("model.py"):
+                    longest = "lines: longest other product file"
+                    sizes[longest] = max(sizes[longest], n)
         if place == "results" and file.suffix != ".html":
-            sizes["kB: results without generated pages"] += size
+            sizes["kB: results without generated pages"] += kilobytes
         if file.suffix == ".md":
-            sizes[f"kB: {'prose of results' if place == 'results' else place}"] += size
+            sizes[f"kB: {'prose of results' if place == 'results' else place}"] += kilobytes
             if file.parts[:2] == ("results", "bench"):
-                sizes["kB: prose of results/bench"] += size
+                sizes["kB: prose of results/bench"] += kilobytes
     return sizes
 
 
-def imports(files: list[Path], root: Path = ROOT) -> dict[str, set[str]]:
+def imports(files: list[Path]) -> dict[str, set[str]]:
     """{module: the modules of the project that it imports on its top level}"""
     files = [file for file in files if file.suffix == ".py" and file.parts[0] != "tests"]
     modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     graph = {}
     for module, file in modules.items():
         names = set()
-        for node in top_level(ast.parse((root / file).read_text())):
+        for node in top_level(ast.parse((ROOT / file).read_text())):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -93,22 +88,13 @@ def top_level(node: ast.AST):
             yield from top_level(child)
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The sets of modules that import each other, directly or by way of others."""
-    reached = {module: set(graph[module]) for module in graph}
-    for through in graph:
-        for module in graph:
-            if through in reached[module]:
-                reached[module] |= reached[through]
-    on_a_circle = [module for module in graph if module in reached[module]]
-    return sorted(map(sorted, {frozenset(m for m in reached[one] if one in reached[m]) for one in on_a_circle}))
-
-
-def in_words(name: str, size: float) -> str:
-    line = f"  {name:<40}{size:>9,.0f}"
-    if name in CEILINGS:
-        line += f"  of at most {CEILINGS[name]:>6,}" + "  BROKEN" * (size > CEILINGS[name])
-    return line
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules each of which imports the one before it, the first of them also the last one, where there are such."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
 
 
 def main() -> int:
@@ -116,12 +102,13 @@ def main() -> int:
         print("not a clone of git: its files are not counted")
         return 0
     files = tracked()
-    in_circles = circles(imports(files))
-    sizes = lines_by_folder(files) | kilobytes(files) | {"circles of imports": len(in_circles)}
+    found = circle(imports(files))
+    sizes = sizes_of(files) | {"circles of imports": bool(found)}
     for name, size in sorted(sizes.items()):
-        print(in_words(name, size))
-    for circle in in_circles:
-        print(f"  circle: {', '.join(circle)}")
+        limit = f"  of at most {CEILINGS[name]:>6,}" + "  BROKEN" * (size > CEILINGS[name]) if name in CEILINGS else ""
+        print(f"  {name:<40}{size:>9,.0f}{limit}")
+    if found:
+        print(f"  circle: {', '.join(found)}")
     return int(any(sizes[name] > most for name, most in CEILINGS.items()))
 
 

@@ -18,7 +18,7 @@ import train
 from data.pystdlib import prepare as pystdlib
 from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig
-from speed import baselines, costs, forms, gaterun, gpu, report
+from speed import costs, forms, gaterun, gpu, measure
 from speed.config import BenchConfig
 
 NANOGPT = '''
@@ -45,7 +45,6 @@ class GPT(torch.nn.Module):
     def generate(self, idx, max_new_tokens):
         print("asked for", max_new_tokens)
 '''
-TINY = dict(n_layer=1, n_head=2, n_embd=16, vocab_size=11, block_size=8)
 
 
 @pytest.fixture
@@ -67,10 +66,10 @@ def small_parts(monkeypatch):
     batch is one row of 8 tokens."""
     monkeypatch.setitem(MIXERS, "mine", type("Mine", (GLA,), {}))
     small, of_length = dict(n_layer=1, n_head=2, n_embd=16), forms.forms
-    monkeypatch.setattr(baselines, "GPTConfig", lambda **keys: GPTConfig(**keys | small | dict(state_size=4)))
+    monkeypatch.setattr(measure, "GPTConfig", lambda **keys: GPTConfig(**keys | small | dict(state_size=4)))
     for name, value in dict(
         peak_mb=lambda config, name, batch, keys: 2.0 if name == "nanoGPT" else 1.0,
-        random_batch=lambda config, V, B, T: baselines.random_batch(config, V, 1, 8),
+        random_batch=lambda config, V, B, T: measure.random_batch(config, V, 1, 8),
         gemm_rate=lambda device, dtype: 1e9, CONTEXTS=(64, 4096), TOKENS=3,
     ).items():  # fmt: skip
         monkeypatch.setattr(costs, name, value)
@@ -87,8 +86,8 @@ def small_parts(monkeypatch):
 @pytest.mark.parametrize("n, low, high", [(6, 1, 6), (9, 2, 8), (20, 6, 15), (30, 10, 21)])
 def test_the_interval_of_a_median_is_that_of_the_tables(n, low, high):
     values = np.random.default_rng(0).permutation(np.arange(1.0, n + 1))  # the value is its rank
-    assert report.median_interval(values) == ((n + 1) / 2, low, high)
-    assert report.median_interval([0.5]) == (0.5, 0.5, 0.5)
+    assert measure.median_interval(values) == ((n + 1) / 2, low, high)
+    assert measure.median_interval([0.5]) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -99,25 +98,26 @@ def test_the_interval_of_a_median_is_that_of_the_tables(n, low, high):
     ],
 )  # fmt: skip
 def test_a_claim_is_met_where_its_whole_interval_clears_the_target(interval, to_reach, not_to_exceed):
-    assert (report.judge(*interval, 2.0), report.judge(*interval, 2.0, at_most=True)) == (to_reach, not_to_exceed)
+    assert (measure.judge(*interval, 2.0), measure.judge(*interval, 2.0, at_most=True)) == (to_reach, not_to_exceed)
 
 
 def test_sides_are_warmed_once_and_then_take_turns_in_both_orders(cpu):
     calls = []
-    seconds = report.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, 4, cpu)
+    seconds = measure.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, 4, cpu)
     assert "".join(calls) == "ab" + "ab" + "ba" + "ab" + "ba"
     assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
 
 
-@pytest.mark.parametrize("name", ["gla", baselines.NANOGPT])
+@pytest.mark.parametrize("name", ["gla", measure.NANOGPT])
 def test_a_side_is_trained_on_its_batch_by_steps_of_a_run(name, beside_nanogpt):
-    batch, other = (baselines.random_batch(beside_nanogpt, 11, B, 8) for B in (2, 4))
-    side = baselines.Side(beside_nanogpt, name, batch, **TINY)
-    losses = [side.loss().item(), side() or side.loss().item(), side.loss(other).item()]
-    assert losses[1] < losses[0] and losses[2] != losses[1]
+    batch, sizes = measure.random_batch(beside_nanogpt, 11, 2, 8), dict(n_layer=1, n_head=2, n_embd=16)
+    side = measure.Side(beside_nanogpt, name, batch, vocab_size=11, block_size=8, **sizes)
+    losses = [side.loss().item(), side() or side.loss().item()]
+    assert losses[1] < losses[0]
     assert all(p.grad is None for p in side.model.parameters())
     torch.manual_seed(1)
-    assert baselines.Side(beside_nanogpt, name, batch, **TINY).loss().item() == losses[0]  # sides start alike
+    again = measure.Side(beside_nanogpt, name, batch, vocab_size=11, block_size=8, **sizes)
+    assert again.loss().item() == losses[0]  # sides start alike
 
 
 # -- The parts, with every mixer and one that a user adds, and results/bench -------------------------------------------
@@ -138,10 +138,12 @@ def test_all_parts_measure_every_mixer_and_claim(small_parts, beside_nanogpt, tm
     assert set(parts) == set(bench.PARTS) - {"gpu"} and {claim["name"] for claim in about["claims"]} == set(CLAIMS)
     for kind in ("claims", "ratios"):
         raw = {ratio["name"]: ratio for part in parts.values() for ratio in part[kind]}
-        assert raw == {ratio["name"]: ratio | {"pairs": raw[ratio["name"]]["pairs"]} for ratio in about[kind]}
+        pairs = {name: ratio.pop("pairs") for name, ratio in raw.items()}
+        assert raw == {ratio["name"]: ratio for ratio in about[kind]}
         for name, ratio in raw.items():
             n = 1 if "memory" in name else 8 if "processor time" in name else 6
-            assert len(ratio["pairs"]) == n and any(name in line and ratio.get("met", "") in line for line in printed)
+            assert len(pairs[name]) == n and any(name in line and ratio.get("met", "") in line for line in printed)
+            assert ratio["ratio"] == pytest.approx(np.median([above / below for above, below in pairs[name]]))
     flops = {f"training step, {row['gate']} / none": row["flops"] + 0.02 for row in parts["overhead"]["rows"]}
     for claim in about["claims"]:
         assert claim["at_most"] == ("at most" in CLAIMS[claim["name"]])
@@ -220,7 +222,7 @@ def test_on_a_gpu_a_row_is_compared_and_one_that_fails_says_why(cpu, tmp_path, m
     monkeypatch.setattr(gpu, "profiled", lambda *args: {"attention": "math", "waits": 0.7, "launches: loss": 73})
     monkeypatch.setattr(gpu, "graphs", lambda *args: 2)
     monkeypatch.setattr(gpu, "speed_of", speed_of)
-    filled = report.Report("gpu")
+    filled = measure.Report("gpu")
     gpu.bench_gpu(dataclasses.replace(cpu, device="cuda", out_dir=str(tmp_path)), filled)
     agrees = {row["row"]: row["agrees"] for row in filled.rows}
     off = {"attention", "waits", "graphs", "8 processes / 1", "compiled / plain"}
@@ -230,7 +232,7 @@ def test_on_a_gpu_a_row_is_compared_and_one_that_fails_says_why(cpu, tmp_path, m
 
 def test_what_docs_gpu_expects_follows_from_the_model_and_the_card():
     with torch.device("meta"):
-        model = baselines.GPT(GPTConfig(vocab_size=50_304))
+        model = measure.GPT(GPTConfig(vocab_size=50_304))
     expected = {name: [float(number) for number in re.findall(r"[\d.]+", line)] for name, line in EXPECTED.items()}
     least, parameters, tokens = {name: numbers[0] for name, numbers in expected.items()}, model.n_params(), 12 * 1024
     clipping, optimizer, size = (parameters * n for n in (12 / 3.35e9, 28 / 3.35e9, 12 / 1e9))  # ms, ms, GB
@@ -261,7 +263,7 @@ def test_what_runs_on_the_thread_of_autograd_belongs_to_the_part_that_waits_for_
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
 def test_a_timed_call_of_decoding_makes_the_tokens_that_generate_makes(name, monkeypatch):
     torch.manual_seed(0)
-    model = baselines.GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=32, attention=name))
+    model = measure.GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=32, attention=name))
     expected = model.generate(torch.zeros(2, 8, dtype=torch.long), costs.TOKENS, temperature=0)
     positions, features = [], model.features
     monkeypatch.setattr(model, "features", lambda *args: positions.append(args[2]) or features(*args))
@@ -283,9 +285,9 @@ def test_the_page_has_every_claim_as_its_stored_pairs_give_it_and_a_reason_where
     for file in PAGE.parent.rglob("*.json"):
         stored = json.loads(file.read_text())
         for ratio in stored["ratios"] + stored["claims"]:
-            numbers = report.median_interval([a / b for a, b in ratio["pairs"]])
+            numbers = measure.median_interval([a / b for a, b in ratio["pairs"]])
             assert numbers == pytest.approx((ratio["ratio"], ratio["low"], ratio["high"]))
-            assert "met" not in ratio or ratio["met"] == report.judge(*numbers[1:], ratio["target"], ratio["at_most"])
+            assert "met" not in ratio or ratio["met"] == measure.judge(*numbers[1:], ratio["target"], ratio["at_most"])
         claims += stored["claims"] if file.parent == PAGE.parent else []
     assert set(CLAIMS) == {claim["name"] for claim in claims} and len(claims) <= 18
     for claim in claims:

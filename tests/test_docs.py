@@ -7,6 +7,7 @@ Runs of experiments are listed (--dry_run), not made. A command of no known kind
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import re
@@ -21,12 +22,12 @@ from conftest import LINES, ROOT, TINY, Helpers
 from torch.distributed.run import get_args_parser
 
 import configurator
-import export
 import train
 from data.text import prepare as text_prepare
 from data.tokenizer import get_tokenizer
 from data.writing import write_stream
 from model import GPTConfig
+from speed.config import BenchConfig
 
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "config/README.md", "tests/README.md")),
@@ -53,7 +54,7 @@ COMMANDS = sorted({command for text in TEXT.values() for command in commands_of(
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory, mqar):
-    """A working copy: the configs, a small text under every name of a data set, rows of experiments."""
+    """A working copy: the configs, rows of experiments, a published model, a small text as every data set."""
     with contextlib.chdir(tmp_path_factory.mktemp("copy")):
         Path("config").symlink_to(ROOT / "config")
         shutil.copytree(ROOT / "results", "results", ignore=shutil.ignore_patterns("bench"))
@@ -66,138 +67,115 @@ def copy(tmp_path_factory, mqar):
         for name in ("pystdlib", "text", "gaterun", "wikitext103", "wikitext103-mini"):
             write_stream(f"data/{name}", splits, tokenizer=get_tokenizer("byte"), **about)
         shutil.copytree(mqar, "data/mqar")
+        sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, head_dim=8)
+        sizes |= dict(num_key_value_heads=1, vocab_size=300, max_position_embeddings=64)
+        published.save_gated_qwen3("baseline", Path("Qwen3-0.6B"), **sizes)
+        published.save_tokenizer(Path("Qwen3-0.6B/tokenizer.json"), 300)
+        text_prepare.main(["book.txt", "--tokenizer=Qwen3-0.6B", "--out_dir=data/qwen3"])
         yield
 
 
 # -- Each kind of command ----------------------------------------------------------------------------------------------
 
-# what makes a command of train.py small
 FEWER = dict(n_layer=4, block_size=64, max_iters=2, eval_interval=2, gradient_accumulation_steps=2, meters="false")
-SMALL = Helpers.words(**TINY | FEWER)
+ON_CPU = dict(device="cpu", threads=1)
+MORE = {  # what makes a command of a script small
+    "train.py": TINY | FEWER, "evaluate.py": ON_CPU, "meters.py": ON_CPU | dict(rows=2, score_batches=1),
+    "sample.py": dict(max_new_tokens=4, num_samples=1), "data/mqar/prepare.py": dict(train_size=200, val_size=20),
+    "data/backcopy/prepare.py": dict(train_size=200, val_size=20),
+}  # fmt: skip
 
 
-def run_train(words):
-    config, small = configurator.load(train.TrainConfig, words), SMALL
-    shutil.rmtree(config.out_dir, ignore_errors=True)
-    if config.init_from in ("resume", "auto"):  # a run to go on with
-        train.main([*(word for word in words if not word.startswith("--init_from=")), *small])
-    elif config.init_from != "scratch":
-        checkpoint(config.init_from)
-        if Path(config.init_from).name in ("qwen3", "Qwen3-0.6B"):  # it has sizes of its own
-            sizes = {field.name for field in dataclasses.fields(GPTConfig)}
-            small = [word for word in SMALL if word[2:].partition("=")[0] not in sizes]
-    train.main([*words, *small])
-    assert (Path(config.out_dir) / "ckpt.pt").is_file()
+def words_of(command):
+    """[script, *words] of a command, without its environment and what starts several processes."""
+    for placeholder, value in PLACEHOLDERS.items():
+        command = command.replace(placeholder, value)
+    program, *words = [word for word in shlex.split(command) if not re.match("[A-Z_]+=", word)]
+    if program == "torchrun":  # in this process and alone: other tests start several
+        launched = get_args_parser().parse_args(words)
+        return [launched.training_script, *launched.training_script_args]
+    if program == "sbatch":  # tests/test_cluster.py runs the files; what they start gets the words behind them
+        (i,) = (i for i, word in enumerate(words) if word.endswith(".sbatch"))
+        (script,) = re.findall(r"(\w+\.py) (?:--init_from=auto )?\"\$@\"", (ROOT / words[i]).read_text())
+        return [script, *words[i + 1 :]]
+    assert program == "python", f"{command}: no test knows how to run it"
+    return words
 
 
-def make_qwen3():
-    """Makes the folder of a hub, the model that is imported from it, and a data set with its tokenizer."""
-    if not Path("data/qwen3").exists():
-        sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, head_dim=8)
-        sizes |= dict(num_key_value_heads=1, vocab_size=300, max_position_embeddings=64)
-        published.save_gated_qwen3("baseline", Path("Qwen3-0.6B"), **sizes)
-        published.save_tokenizer(Path("Qwen3-0.6B/tokenizer.json"), 300)
-        export.main(["--from_hf=Qwen3-0.6B", "--out_dir=out/qwen3"])
-        text_prepare.main(["book.txt", "--tokenizer=out/qwen3", "--out_dir=data/qwen3"])
+@functools.cache
+def makers():
+    """{out_dir: the command of the documents whose run is written there}"""
+    found = {}
+    for command in COMMANDS:
+        if "train.py" in command and "--help" not in command and "--init_from=auto" not in command:
+            found[configurator.load(train.TrainConfig, words_of(command)[1:]).out_dir] = command
+    return found
 
 
-def checkpoint(path):
-    """Makes the run that a command takes for granted: its gate or its mixer stands in the name."""
-    path = Path(path)
-    folder = path.parent if path.suffix == ".pt" else path
-    if folder.name in ("qwen3", "Qwen3-0.6B"):
-        return make_qwen3()
-    if not (folder / "ckpt.pt").exists():
-        gates = {"plain": "none", "plain_qwen": "none", "headwise": "headwise"}
-        words = [f"--gate={gates.get(folder.name, 'elementwise')}", f"--out_dir={folder}", "--overwrite=true"]
-        if "qwen" in folder.name:
-            return run_train(["config/late_gate_qwen.py", *words])
-        mixer = "gla" if "gla" in folder.name else "softmax"
-        train.main(["config/pystdlib.py", f"--attention={mixer}", *words, *SMALL])
-    if not path.exists():
-        shutil.copy(folder / "ckpt.pt", path)
+def make(file):
+    """Makes what a command takes for granted, a checkpoint or the meters of one: as the documents say."""
+    if not file.exists():
+        if file.name == "meters.json":
+            data = ["--dataset=data/qwen3"] * ("qwen" in file.parent.name.lower())
+            run_script("meters.py", [f"--checkpoint={file.parent}", *data])
+        elif str(file.parent) in makers():
+            run(makers()[str(file.parent)])
+        else:  # a copy of another run's
+            make(Path("out/pystdlib/ckpt.pt"))
+            shutil.copy("out/pystdlib/ckpt.pt", file)
 
 
-def run_on_checkpoint(script, words):
-    more = {"sample": ["--max_new_tokens=4", "--num_samples=1"], "evaluate": ["--device=cpu", "--threads=1"]}
-    more["meters"] = [*more["evaluate"], "--rows=2", "--score_batches=1"]
-    if any(word.startswith("--from_hf=") for word in words):
-        make_qwen3()
-    for paths in [word.partition("=")[2] for word in words if word.startswith("--checkpoint=")]:
-        for path in paths.split(","):
-            checkpoint(path)
-    importlib.import_module(script).main([*words, *more.get(script, [])])
-
-
-def run_plot(words):
-    for word in words:
-        if word.startswith(("out/", "Qwen3")):
-            folder = word.removesuffix("/meters.json")
-            checkpoint(folder)
-            needs_meters = folder != word or folder.startswith("Qwen3") or "--html=true" in words
-            if needs_meters and not Path(folder, "meters.json").exists():
-                data = ["--dataset=data/qwen3"] if "qwen3" in folder.lower() else []
-                run_on_checkpoint("meters", [f"--checkpoint={folder}", *data])
-    importlib.import_module("plot").main(words)
-
-
-def run_prepare(name, words):
-    prepare = importlib.import_module(f"data.{name}.prepare")
-    if "--tokenizer=Qwen3-0.6B" in words:
-        make_qwen3()
-    words = [*words, f"--out_dir=prepared/{name}"]
-    if name in ("wikitext103", "hub"):  # test_wikitext103.py and test_hub.py run them on texts of their own
-        configurator.load(prepare.Config, words, positional="name" if name == "hub" else None)
-        return
-    prepare.main([*words, "--train_size=200", "--val_size=20"] if name in ("mqar", "backcopy") else words)
-    assert json.loads(Path(f"prepared/{name}/meta.json").read_text())["splits"].keys() == {"train", "val"}
+def run_script(script, words):
+    """Runs a script in this process, small, with the runs that its words name made before."""
+    paths = [path for word in words if word[:5] != "--out" for path in re.findall(r"out/[\w./]+", word)]
+    paths += [f"{word}/meters.json" for word in words if "--html=true" in words and word[0] != "-"]
+    for path in map(Path, paths):
+        make(path if path.suffix in (".pt", ".json") else path / "ckpt.pt")
+    small = MORE.get(script, {})
+    if script == "train.py":
+        config = configurator.load(train.TrainConfig, words)
+        shutil.rmtree(config.out_dir, ignore_errors=True)
+        if config.init_from in ("resume", "auto"):  # a run to go on with
+            run_script(script, [word for word in words if not word.startswith("--init_from=")])
+        if config.init_from == "Qwen3-0.6B":  # it has sizes of its own
+            small = {name: value for name, value in small.items() if name not in GPTConfig.__dataclass_fields__}
+    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+    module.main([*words, *Helpers.words(**small)])
+    if script == "train.py":
+        assert Path(config.out_dir, "ckpt.pt").is_file()
 
 
 def run(command):
     if command in NOT_RUN:
         return
-    for placeholder, value in PLACEHOLDERS.items():
-        command = command.replace(placeholder, value)
-    words = shlex.split(command)
-    environment = [word.partition("=")[0] for word in words if re.match("[A-Z_]+=", word) and words[0] != "make"]
-    program, *words = words[len(environment) :]
-    if program == "make":
-        subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, check=True)
+    if command.startswith("make "):
+        subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, capture_output=True, check=True)
         return
-    if program == "torchrun":  # in this process and alone: other tests start several
-        launched = get_args_parser().parse_args(words)
-        program, words = "python", [launched.training_script, *launched.training_script_args]
-    if program == "sbatch":  # tests/test_cluster.py runs the files; what they start gets the words behind them
-        file = next(word for word in words if word.endswith(".sbatch"))
-        (script,) = re.findall(r"(\w+\.py) (?:--init_from=auto )?\"\$@\"", (ROOT / file).read_text())
-        program, words = "python", [script, *words[words.index(file) + 1 :]]
-    assert program == "python", f"{command}: no test knows how to run it"
-    if words[:2] == ["-m", "pytest"]:
+    script, *words = words_of(command)
+    if script == "-m":
         texts = [(ROOT / word).read_text() for word in words if word.endswith(".py")]
-        assert texts and all(any(name in text for text in texts) for name in environment)
-        return
-    script, *words = words
-    name = script.removesuffix(".py")
-    if "--help" in words:
+        assert words[0] == "pytest" and texts
+        assert all(any(name in text for text in texts) for name in re.findall("([A-Z_]+)=", command))
+    elif "--help" in words:
         with pytest.raises(SystemExit, match="0"):
-            importlib.import_module(name).main(words)
-    elif script.startswith("data/"):
-        run_prepare(script.split("/")[1], words)
-    elif script == "train.py":
-        run_train(words)
-    elif script in ("evaluate.py", "sample.py", "meters.py", "export.py"):
-        run_on_checkpoint(name, words)
-    elif script == "plot.py":
-        run_plot(words)
-    elif script == "experiment.py":
-        words += [f"--out_dir=results/{Path(words[0]).stem}"] + ["--dry_run=true"] * ("--run=false" not in words)
-        importlib.import_module("experiment").main(words)
+            run_script(script, words)
     elif script == "harness.py":  # tests/test_harness.py runs it; the library need not be installed
         assert words[:3] == ["run", "--model", "nanogate"]
+    elif script == "bench.py":  # tests/test_bench.py runs its parts
+        configurator.load(BenchConfig, words, positional="what")
+    elif script == "experiment.py":
+        words += [f"--out_dir=results/{Path(words[0]).stem}"] + ["--dry_run=true"] * ("--run=false" not in words)
+        run_script(script, words)
+    elif script in ("data/wikitext103/prepare.py", "data/hub/prepare.py"):  # they have tests on texts of their own
+        prepare = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+        configurator.load(prepare.Config, words, positional="name")
+    elif script.startswith("data/"):
+        out_dir = Path("prepared", script.split("/")[1])
+        run_script(script, [*words, f"--out_dir={out_dir}"])
+        assert json.loads((out_dir / "meta.json").read_text())["splits"].keys() == {"train", "val"}
     else:
-        assert script == "bench.py", f"{command}: no test knows how to run it"
-        bench = importlib.import_module("bench")  # tests/test_bench.py runs its parts
-        configurator.load(bench.BenchConfig, words, positional="what")
+        assert script in ("train.py", "evaluate.py", "sample.py", "meters.py", "export.py", "plot.py"), command
+        run_script(script, words)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
