@@ -107,10 +107,11 @@ class Helpers:
         return [{k: v for k, v in row.items() if k not in times} for row in rows]
 
     @staticmethod
-    def write_text(folder, train, val, **about):
+    def write_text(folder, train, val, test=(), **about):
         """A stream of bytes of these documents. Returns the folder."""
         about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0) | about
-        write_stream(folder, {"train": train, "val": val}, tokenizer=get_tokenizer("byte"), **about)
+        splits = {"train": train, "val": val} | ({"test": test} if test else {})
+        write_stream(folder, splits, tokenizer=get_tokenizer("byte"), **about)
         return folder
 
     @staticmethod

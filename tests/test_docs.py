@@ -16,16 +16,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import published
 import pytest
 from conftest import LINES, ROOT, TINY, Helpers
+from test_published import make_hub
 from torch.distributed.run import get_args_parser
 
 import configurator
 import train
 from data.text import prepare as text_prepare
-from data.tokenizer import get_tokenizer
-from data.writing import write_stream
 from model import GPTConfig
 from speed.config import BenchConfig
 
@@ -60,17 +58,13 @@ def copy(tmp_path_factory, mqar):
         shutil.copytree(ROOT / "results", "results", ignore=shutil.ignore_patterns("bench"))
         Path("notes").mkdir()
         for file in ("book.txt", "prompt.txt", "notes/a.md", "notes/b.md"):
-            Path(file).write_text("".join(LINES * 20))
+            Path(file).write_text("".join(LINES * 40))
         # long enough for --lengths=1024, short enough to be evaluated in a moment
-        splits = {split: [LINES[i % 3] * 5 for i in range(6)] for split in ("train", "val", "test")}
-        about = dict(name="text", generator="tests", generator_version=1, parameters={}, seed=0)
+        texts = [LINES[i % 3] * 5 for i in range(6)]
         for name in ("pystdlib", "text", "gaterun", "wikitext103", "wikitext103-mini"):
-            write_stream(f"data/{name}", splits, tokenizer=get_tokenizer("byte"), **about)
+            Helpers.write_text(Path("data", name), texts, texts, texts)
         shutil.copytree(mqar, "data/mqar")
-        sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, head_dim=8)
-        sizes |= dict(num_key_value_heads=1, vocab_size=300, max_position_embeddings=64)
-        published.save_gated_qwen3("baseline", Path("Qwen3-0.6B"), **sizes)
-        published.save_tokenizer(Path("Qwen3-0.6B/tokenizer.json"), 300)
+        make_hub(Path("Qwen3-0.6B"))
         text_prepare.main(["book.txt", "--tokenizer=Qwen3-0.6B", "--out_dir=data/qwen3"])
         yield
 
