@@ -55,25 +55,25 @@ def main(argv: list[str]) -> None:
     files.claim(out_dir, "bench", config.overwrite)
     about = describe(config)
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
-    reports = [Report(name) for name in parts]
-    for report in reports:
+    measured = {"claims": [], "ratios": []}
+    for name in parts:
+        report = Report(name)
         try:
             with signals_to(lambda number: sys.exit(128 + number)):
-                PARTS[report.part](config, report)
+                PARTS[name](config, report)
         except BaseException:
             about["stopped"] = True  # what it has measured by then is kept
             raise
         finally:
             if report.rows or report.ratios or report.claims:
-                write_text(out_dir / f"{report.part}.json", json.dumps(about | asdict(report), indent=1) + "\n")
-                if report.part == "gpu":
+                write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
+                if name == "gpu":
                     write_text(out_dir / "gpu.md", page(about, report.rows))
             print(report)
+        for kind, of_all in measured.items():
+            of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
     print(f"written: {out_dir}/")
-    for kind in ("claims", "ratios"):
-        ratios = [ratio for report in reports for ratio in getattr(report, kind)]
-        about[kind] = [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in ratios]
-    print(json.dumps(about))
+    print(json.dumps(about | measured))
 
 
 def describe(config: BenchConfig) -> dict:

@@ -262,7 +262,6 @@ def test_what_runs_on_the_thread_of_autograd_belongs_to_the_part_that_waits_for_
 
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
 def test_a_timed_call_of_decoding_makes_the_tokens_that_generate_makes(name, monkeypatch):
-    torch.manual_seed(0)
     model = measure.GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=32, attention=name))
     expected = model.generate(torch.zeros(2, 8, dtype=torch.long), costs.TOKENS, temperature=0)
     positions, features = [], model.features
