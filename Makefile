@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # a user's own config or prepare.py is not ours to judge; without git every file is taken
 OURS = $(or $(wildcard $(shell git ls-files '*.py' 2>/dev/null)),.)
 
-.PHONY: help demo minimum results test test-all check lint format clean
+.PHONY: help demo results test test-all check lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /' | column -t -s: -l2
@@ -22,9 +22,6 @@ demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated
 	$(PY) plot.py out/pystdlib
 	@echo; echo "Look at out/sink/maps.png and out/sink/sink.png (the sink), out/sink/report.html (all of it), out/pystdlib/page.png (the GPT)"
 	@echo "Open out/sink/page.html in a browser: the gate and the sink, token by token"
-
-minimum: .venv/.installed ## the smallest recall experiment, three of its ten seeds (6 minutes)
-	$(PY) experiment.py config/experiments/minimum.py --seeds=0,1,2 --exploratory=true --out_dir=out/minimum
 
 test: .venv/.installed-dev ## the tests, then ruff and mypy (CI runs this)
 	$(PY) -m pytest -n 2 -m "not slow"

@@ -1,7 +1,6 @@
 """Runs train.py many times, paired by seed, and reports what came of it:
 
-    python experiment.py config/experiments/minimum.py
-    python experiment.py config/experiments/minimum.py --out_dir=out/minimum --jobs=4
+    python experiment.py config/experiments/sink_demo.py --out_dir=out/sink --jobs=4
     python experiment.py config/experiments/recall.py --dry_run=true      prints the list
     python experiment.py CONFIG --out_dir=SHARED                            again, here or elsewhere: another worker
     python experiment.py config/experiments/recall.py --run=false         shows the rows that are there

@@ -2,7 +2,7 @@
 
     python plot.py out               a run: out/page.png, from metrics.jsonl, meters.json (meters.py), or both
     python plot.py out/a out/b       several runs: their losses in out/curves.png, then the page of each
-    python plot.py results/minimum   an experiment: each figure that its rows have the numbers for
+    python plot.py results/recall    an experiment: each figure that its rows have the numbers for
                                      (experiment.py CONFIG --run=false adds those of its claims, and report.html)
     python plot.py results           all experiments: the claims of each in its claims.png, and one table of them all
     python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side

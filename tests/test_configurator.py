@@ -267,7 +267,7 @@ raise SystemExit
 GOOD = {  # a command line of each script in which nothing is wrong
     "train.py": "--dataset=data", "sample.py": "--checkpoint=a.pt", "evaluate.py": "--checkpoint=a.pt --json",
     "meters.py": "--checkpoint=a.pt", "export.py": "--from_hf=a", "bench.py": "ops", "harness.py": "",
-    "experiment.py": "config/experiments/minimum.py", "plot.py": "data", "replicate.py": "a b c",
+    "experiment.py": "config/experiments/recall.py", "plot.py": "data",
 }  # fmt: skip
 SLIPS = {  # wrong words: which scripts, and what they say
     "--help": (set(GOOD) - {"harness.py"}, "usage: python"),

@@ -1,4 +1,4 @@
-"""Recipes on a published model, run on random tiny ones with a trained BPE: a late gate, and the replication."""
+"""Recipes on a published model, run on random tiny ones with a trained BPE."""
 
 import importlib
 import json
@@ -16,7 +16,6 @@ import evaluate
 import export
 import meters
 import plot
-import replicate
 import sample
 from data.text import prepare as text_prepare
 from data.tokenizer import train_bpe
@@ -83,17 +82,3 @@ def test_a_gate_on_a_published_model_is_the_recipe_of_its_config(work, helpers):
     assert all(at["gates"]["readout"]["mean"] and at["sink"]["share"] for at in gated["layers"])
     ours, theirs = load_model("out/gated_qwen")[0], AutoModelForCausalLM.from_pretrained("gated")
     torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)
-
-
-def test_the_replication_measures_three_folders(work, helpers, capsys):
-    for name in ("baseline", "headwise", "elementwise"):
-        make_hub(work / f"1B_{name}".replace("B_", "B_gate_" if name != "baseline" else "B_"), name)
-    run(replicate.__doc__)
-    table = [line.split() for line in capsys.readouterr().out.splitlines()[-4:]]
-    assert [row[0] for row in table] == ["model", "baseline", "headwise", "elementwise"]
-    there = [["0.427", "-", "13.25"], ["0.0525", "0.257", "13.18"], ["0.0187", "0.14", "13.24"]]
-    assert [row[2::2] for row in table[1:]] == there
-    for row in table[1:]:
-        assert 0 < float(row[1]) < 1 and float(row[5]) > 1
-    assert table[1][3] == "-" and 0.3 < float(table[2][3]) < 0.7
-    assert "name three folders" in helpers.error_of(replicate.main, ["1B_baseline", "--dataset=data/qiu"])

@@ -103,7 +103,6 @@ HEADLINES = {
     },
     ("sink", "results/README.md"): {"headwise halves the effective": "0.055"},
     ("sink", "README.md results/README.md"): {"instrument": "82%"},
-    ("minimum", "results/EARLIER.md"): {"the gate adds": "-1.6"},
     ("recall", "README.md results/README.md"): {"the sigmoid gate changes": "1.15", "a SiLU gate from one": "2.18"},
     ("recall", "results/README.md"): {
         "a sigmoid gate is a fixed half": "0.99", "input-dependence changes the steps": "1.00",
