@@ -32,7 +32,8 @@ from runs.rules import show, wrong_field
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
-SHARD_NAME = re.compile(r"[\w .-]{1,80}_(\d{4,9}|documents)\.npy")  # no folder: a meta.json may come from a stranger
+# no folder: a meta.json may come from a stranger
+SHARD_NAME = re.compile(r"[\w .-]{1,80}_(\d{4,9}|documents)\.npy|tokenizer\.json")
 
 # meta.json, as rules of rules.wrong_field
 TEXT, COUNT = (str, 1, 99), (int, 1, 1 << 60)
@@ -105,18 +106,20 @@ def read_meta(folder: Path) -> dict:
         task, vocab_size = meta["splits"]["train"]["drawn"]["task"], meta["vocab_size"]
         if (n := drawn.TASKS[task][2]) != vocab_size:
             raise UserError(f"{file}: vocab_size={vocab_size}: must be {n}, the ids of task={task}")
-    for entry in npy_files(meta):
+    for entry in files_of(meta):
         if not SHARD_NAME.fullmatch(entry["file"]):
             raise UserError(f"{file}: names {show(entry['file'])}, which is not the name of a shard")
     return meta
 
 
-def npy_files(meta: dict) -> Iterator[dict]:
-    """What a meta.json says about each .npy file: its name, sha256 and size."""
+def files_of(meta: dict) -> Iterator[dict]:
+    """What a meta.json says about each file: its name, sha256 and size."""
     for facts in meta["splits"].values():
         yield from facts["shards"]
         if meta["kind"] == "stream":
             yield facts["document_offsets"]
+    if "tokenizer_file" in meta:
+        yield meta["tokenizer_file"]
 
 
 def _open_shard(folder, entry, dtype, shape, limit):
@@ -173,9 +176,11 @@ class Dataset:
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {split: [0, *itertools.accumulate(map(len, parts))] for split, parts in shards.items()}
         self.mask_documents = bool(documents)
+        self._is_running_text = is_text and not documents
         self._documents = documents or {split: np.array([0, starts[-1]]) for split, starts in self._starts.items()}
-        self._windows = functools.lru_cache(maxsize=4)(self._find_windows)
-        self._order = functools.lru_cache(maxsize=4)(_epoch)
+        remember = functools.lru_cache(maxsize=4)
+        self._places, self._epoch = remember(self._find_places), remember(self._draw_epoch)
+        self._labels_of_rows = remember(self._count_labels_of_rows)
         self.parts, self.weights = [self], [1.0]
 
     def counts(self, split: str) -> dict[str, int]:
@@ -195,22 +200,18 @@ class Dataset:
         if split in self._drawn:
             return sys.maxsize
         length = self._starts[split][-1]
-        if self.kind == "examples":
-            return length
-        if self.mask_documents:
-            return len(self._windows(split, block_size, block_size))
-        if length <= block_size:
+        if self._is_running_text and length <= block_size:
             raise UserError(f"{self.folder}: {split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}")
-        return (length - 1) // block_size
+        return (length - 1) // block_size if self._is_running_text else len(self._places(split, block_size, block_size))
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
         """The mean length of a row; block_size for a stream whose documents are not masked."""
-        if how := self._drawn.get(split):
-            return how["length"]
         if self.mask_documents:
-            return float(self._lengths(split, self._windows(split, block_size, block_size), block_size).mean())
+            return float(self._lengths(split, self._places(split, block_size, block_size), block_size).mean())
+        if split in self._drawn or self._is_running_text:
+            return self.longest(split, block_size)
         facts = self._facts(split)
-        return facts["tokens"] / facts["rows"] if self.kind == "examples" else block_size
+        return facts["tokens"] / facts["rows"]
 
     def batch(
         self, split: str, step: int, *, seed: int, batch_size: int, block_size: int, micro_step: int = 0,
@@ -229,43 +230,37 @@ class Dataset:
 
     def count_labels(self, split: str, start: int, stop: int, seed: int, block_size: int) -> int:
         """How many labels the examples start, ..., stop - 1 of training have. None of them is read."""
-        if self.kind == "stream" and not self.mask_documents:
-            return (stop - start) * block_size
         if how := self._drawn.get(split):  # where labels stand depends on the position alone
             return (stop - start) * int(np.count_nonzero(drawn.rows(how["task"], how["length"], "", 0, 1)[1]))
-        places = self._places(split, start, stop, seed, block_size)
-        if self.mask_documents:
-            return int(self._lengths(split, places, block_size).sum())
-        return int(self._labels_of_rows[split][places].sum())
+        places, is_text = self._in_order(split, start, stop, seed, block_size), self.kind == "stream"
+        labels = self._lengths(split, places, block_size) if is_text else self._labels_of_rows(split)[places]
+        return int(labels.sum())
+
+    def _count_labels_of_rows(self, split):
+        """The number of labels of each row, which reads all rows."""
+        return np.concatenate([np.count_nonzero(rows[:, 1], axis=1) for rows in self._shards[split]])
 
     def _examples(self, split, start, stop, seed, block_size):
         """[(inputs, targets)] of the examples start, ..., stop - 1 of training."""
         if how := self._drawn.get(split):
             tokens, labels = drawn.rows(how["task"], how["length"], f"{how['seed']} {seed}", start, stop - start)
             return list(zip(tokens, np.where(labels == 0, IGNORE, labels), strict=True))
-        places = self._places(split, start, stop, seed, block_size)
+        places = self._in_order(split, start, stop, seed, block_size)
         return [self._example(split, place, block_size) for place in places]
 
-    @functools.cached_property
-    def _labels_of_rows(self):
-        """{split: the number of labels of each row}, which reads all rows once."""
-        counts = {split: [np.count_nonzero(x[:, 1], axis=1) for x in shards] for split, shards in self._shards.items()}
-        return {split: np.concatenate(of_shards) for split, of_shards in counts.items() if of_shards}
-
-    def _places(self, split, start, stop, seed, block_size):
+    def _in_order(self, split, start, stop, seed, block_size):
         """Where the examples start, ..., stop - 1 of training begin in the split: their first tokens, or their rows."""
-        n, places = self.examples_per_epoch(split, block_size), []
-        for index in range(start, stop):
-            epoch, position = divmod(index, n)
-            order, phase = self._order(seed, epoch, n, block_size)
-            place = int(order[position])
-            if self.mask_documents:
-                place = self._windows(split, block_size, block_size)[place]
-            elif self.kind == "stream":
-                # the phase moves the borders of the windows from epoch to epoch; the last window ends with the split
-                place = min(phase + place * block_size, self._starts[split][-1] - block_size - 1)
-            places.append(place)
-        return places
+        n = self.examples_per_epoch(split, block_size)
+        return [self._epoch(split, seed, index // n, n, block_size)[index % n] for index in range(start, stop)]
+
+    def _draw_epoch(self, split, seed, epoch, n, block_size):
+        """Where the n examples of an epoch begin, in its order. It is called as _epoch, which remembers."""
+        rng = np.random.default_rng([seed, epoch])
+        order = rng.permutation(n)
+        if not self._is_running_text:
+            return self._places(split, block_size, block_size)[order]
+        # the phase moves the borders of the windows from epoch to epoch; the last window ends with the split
+        return np.minimum(order * block_size + rng.integers(block_size), self._starts[split][-1] - block_size - 1)
 
     def eval_batches(
         self, split: str, batch_size: int, block_size: int, rank: int = 0, world_size: int = 1,
@@ -280,11 +275,12 @@ class Dataset:
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the split and its slices
         """
-        stride, is_text, longest = stride or block_size, self.kind == "stream", self.longest(split, block_size)
+        stride, is_text = stride or block_size, self.kind == "stream"
+        self.longest(split, block_size)  # raises where a row does not fit
         if stride > block_size:
             raise UserError(f"stride={stride}: windows of block_size={block_size} would leave tokens between them out")
         facts, starts, documents = self._facts(split), self._starts[split], self._documents[split]
-        slices: dict = {None: self._windows(split, block_size, stride)} if is_text else {}
+        slices: dict = {None: self._places(split, block_size, stride)} if is_text else {}
         for shard, start in zip(() if is_text else facts["shards"], starts, strict=False):
             slices.setdefault(shard["slice"], []).extend(range(start, start + shard["rows"]))
         batches = []
@@ -300,7 +296,7 @@ class Dataset:
         batches += [(name, places[:1])] * (-n % world_size)
         for i, (name, places) in itertools.islice(enumerate(batches), rank, None, world_size):
             examples = [self._example(split, place, block_size) for place in places]
-            inputs, targets = _collate(examples, longest if is_text and not self.mask_documents else 0)
+            inputs, targets = _collate(examples, block_size if self._is_running_text else 0)
             if is_text:
                 is_first = documents[np.searchsorted(documents, places)] == places  # window of its document
                 # what a later window has in common with the one before it was scored there
@@ -327,9 +323,11 @@ class Dataset:
             raise UserError(f"{self.folder}: {split} has rows of {n} tokens; block_size={block_size} is too small")
         return n
 
-    def _find_windows(self, split, block_size, stride):
-        """Where the windows of a stream begin: at a document's start, then every `stride` tokens until each token but
-        its first is a target. Raises UserError where there is none. It is called as _windows, which remembers."""
+    def _find_places(self, split, block_size, stride):
+        """The rows, or where the windows of a stream begin: at a document's start, then every `stride` tokens until
+        each token but its first is a target. UserError where there is none. Called as _places, which remembers."""
+        if self.kind == "examples":
+            return np.arange(self._starts[split][-1])
         documents = self._documents[split]
         targets = np.diff(documents) - 1
         counts = np.where(targets > 0, 1 + np.maximum(0, -(-(targets - block_size) // stride)), 0)
@@ -422,14 +420,6 @@ def _block(seed, block, shares):
     """Which part each example of a block of a mixture is of."""
     rng = np.random.default_rng([seed, block, 1])  # 1: other numbers than those of an epoch's order
     return rng.permutation(np.repeat(np.arange(len(shares)), shares))
-
-
-def _epoch(seed, epoch, n, block_size):
-    """The order of the n examples of an epoch, and where the windows of a stream begin."""
-    rng = np.random.default_rng([seed, epoch])
-    order = rng.permutation(n)
-    order.flags.writeable = False  # all callers share this array
-    return order, int(rng.integers(block_size))
 
 
 def _collate(examples, length=0):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from configurator import UserError, key
-from data.shards import FORMAT, dtype_of, npy_files, read_meta
+from data.shards import FORMAT, dtype_of, files_of, read_meta
 from data.tokenizer import TOKENIZER_FILE
 from runs import files
 from runs.files import DATA
@@ -28,20 +28,17 @@ class Output:
     overwrite: bool = key(False, "write to a folder that holds something else, too")
 
 
-def claim(out_dir: Path | str | None, overwrite: bool, generator: str) -> Path:
-    """Marks the folder as a data set, and returns its Path. UserError where it holds something else, unless overwrite.
-    The folder of a script under data/ needs no mark; out_dir=None is that of the generator, the script that asks."""
-    out_dir = Path(out_dir) if out_dir else (DATA.parent / generator).parent
+def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, dict]:
+    """Marks the folder as a data set. Returns its Path, and how a script, the generator, makes the data, for meta.json:
+    parameters are the keys that decide which data it makes, and `more`. UserError where the folder holds something
+    else, unless overwrite. That of a script under data/ needs no mark."""
+    out_dir = Path(config.out_dir) if config.out_dir else (DATA.parent / generator).parent
     is_scripts = out_dir.resolve().parent == DATA and (out_dir / "prepare.py").is_file()
-    files.claim(out_dir, "data set", overwrite or is_scripts)
-    return out_dir
-
-
-def made_by(config, generator: str, version: int, **more) -> dict:
-    """How a script made its data, for meta.json. parameters: the keys that decide which data it makes, and `more`."""
+    files.claim(out_dir, "data set", config.overwrite or is_scripts)
     keys, others = dataclasses.asdict(config), ("from_dir", "from_file", "out_dir", "overwrite", "processes")
     parameters = {name: value for name, value in keys.items() if name not in others} | more
-    return dict(generator=generator, generator_version=version, parameters=parameters, seed=keys.get("seed", 0))
+    about = dict(generator=generator, generator_version=version, parameters=parameters, seed=keys.get("seed", 0))
+    return out_dir, about
 
 
 def fitting(sizes: dict, room: float) -> list:
@@ -74,11 +71,11 @@ def write_stream(
     """Writes running text and returns the content of meta.json. Raises UserError.
 
     splits: {"train": documents, ...}, each an iterable of str, or of what `encode` returned. Nothing is put between
-    them. about: what made_by returns.
+    them. about: what claim returned.
     """
     meta = dict(format=FORMAT, kind="stream", name=name, tokenizer=tokenizer.name, vocab_size=tokenizer.vocab_size)
     meta, written = meta | about, {}
-    with _new_folder(out_dir, meta) as folder:
+    with _new_folder(out_dir, meta, written) as folder:
         for split, documents in splits.items():
             shards, counts, tokens = [], [], array(dtype_of(tokenizer.vocab_size).char)
             for document in documents:
@@ -86,10 +83,10 @@ def write_stream(
                 counts.append(count)
                 tokens.frombytes(ids.tobytes())
                 while len(tokens) >= shard_tokens:
-                    shards.append(_save_shard(folder, split, len(shards), tokens[:shard_tokens]))
+                    _save_shard(folder, split, shards, tokens[:shard_tokens], tokens=shard_tokens)
                     del tokens[:shard_tokens]
             if tokens:
-                shards.append(_save_shard(folder, split, len(shards), tokens))
+                _save_shard(folder, split, shards, tokens, tokens=len(tokens))
             table = np.array(counts, np.int64).reshape(-1, 3)
             total = dict(zip(("words", "bytes", "tokens"), table.sum(0).tolist(), strict=True))
             if not total["words"]:
@@ -98,7 +95,6 @@ def write_stream(
             written[split] = {"documents": len(counts)} | total | {"document_offsets": saved, "shards": shards}
         if hasattr(tokenizer, "content"):  # the data set has a copy, so that it can be decoded wherever it lies
             meta["tokenizer_file"] = _save(folder / TOKENIZER_FILE, tokenizer.content)
-        meta["splits"] = written
     return meta
 
 
@@ -110,12 +106,12 @@ def write_examples(
 
     splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts for meta.json) each, where facts["slice"]
     is a name such as "64/4". drawn: how the rows of training are drawn (shards.DRAWN), if they are; `splits` then has
-    no "train". about: what made_by returns, and kinds={name: ids}, queries that meters.py measures apart.
+    no "train". about: what claim returned, and kinds={name: ids}, queries that meters.py measures apart.
     """
     kind = "drawn" if drawn else "examples"
     meta = dict(format=FORMAT, kind=kind, name=name, tokenizer=tokenizer, vocab_size=vocab_size) | about
     written = {"train": {"drawn": drawn, "shards": []}} if drawn else {}
-    with _new_folder(out_dir, meta) as folder:
+    with _new_folder(out_dir, meta, written) as folder:
         for split, slices in splits.items():
             shards, labels = [], 0
             for examples, facts in slices:
@@ -123,33 +119,31 @@ def write_examples(
                     ids = f"ids from {examples.min()} to {examples.max()}"
                     raise UserError(f"the {split} split has {ids}, and vocab_size={vocab_size}")
                 labels += int(np.count_nonzero(examples[:, 1]))
-                examples = examples.astype(dtype_of(vocab_size), copy=False)
-                shards.append(_save_shard(folder, split, len(shards), examples) | facts)
+                size = dict(rows=len(examples), seq_len=examples.shape[2], tokens=examples.size // 2)
+                _save_shard(folder, split, shards, examples.astype(dtype_of(vocab_size)), **size, **facts)
             if not labels:
                 raise UserError(f"the {split} split would hold no label: nothing to predict")
             counts = {what: sum(shard[what] for shard in shards) for what in ("rows", "tokens")}
             written[split] = counts | {"labels": labels, "shards": shards}
-        meta["splits"] = written
     return meta
 
 
 @contextlib.contextmanager
-def _new_folder(out_dir, meta):
+def _new_folder(out_dir, meta, splits):
     """A folder to write to. At the end its files and meta.json replace the data set in out_dir. Raises UserError."""
     with files.new_folder(out_dir) as new:
         yield new
-        names = [*sorted({file.name for file in new.iterdir()} - {"lock"}), "meta.json"]
+        meta["splits"] = splits
+        names = [*(entry["file"] for entry in files_of(meta)), "meta.json"]
         with contextlib.suppress(UserError):  # there is no old one, or none that can be read
-            names = [*({entry["file"] for entry in npy_files(read_meta(Path(out_dir)))} - {*names}), *names]
+            names = [*({entry["file"] for entry in files_of(read_meta(Path(out_dir)))} - {*names}), *names]
         files.write_text(new / "meta.json", json.dumps(meta, indent=1) + "\n")
         files.switch(out_dir, names)
 
 
-def _save_shard(folder, split, number, values):
-    values = np.ascontiguousarray(values)
-    shape = {"rows": len(values), "seq_len": values.shape[2]} if values.ndim == 3 else {}
-    tokens = len(values) * shape.get("seq_len", 1)
-    return _save(folder / f"{split}_{number:04d}.npy", values) | shape | {"tokens": tokens}
+def _save_shard(folder, split, shards, values, **facts):
+    """Writes one more shard, and adds its entry to `shards`."""
+    shards.append(_save(folder / f"{split}_{len(shards):04d}.npy", np.ascontiguousarray(values)) | facts)
 
 
 def _save(path, content):

@@ -132,7 +132,7 @@ def test_the_global_batch_does_not_depend_on_how_micro_steps_are_dealt_out(case,
 def test_a_batch_depends_on_seed_and_step_alone_and_every_epoch_and_seed_has_its_order(two_slices):
     sizes = dict(batch_size=5, block_size=8, gradient_accumulation_steps=2)
     in_order = [rows_of(two_slices, "train", 0, [step], **sizes) for step in range(6)]  # over several epochs
-    two_slices._order.cache_clear()  # as in another process
+    two_slices._epoch.cache_clear()  # as in another process
     for step in (4, 1, 5, 0, 3, 2):
         list(two_slices.eval_batches("val", 3, 8))
         rows_of(two_slices, "val", 9, [step], **sizes)
@@ -182,7 +182,8 @@ def test_a_sample_is_windows_evenly_spread_and_the_same_for_all_batches_and_proc
 @pytest.fixture
 def folder(tmp_path):
     splits = {"train": ["ab cd\n", "", "é" * 50], "val": ["xyz " * 20]}
-    write_stream(writing.claim(tmp_path / "text", False, ABOUT["generator"]), splits, shard_tokens=40, **BYTES)
+    writing.claim(text.Config(out_dir=tmp_path / "text"), ABOUT["generator"], 1)
+    write_stream(tmp_path / "text", splits, shard_tokens=40, **BYTES)
     return tmp_path / "text"
 
 

@@ -43,7 +43,8 @@ def test_every_kind_of_copy_and_any_number_of_processes_give_the_same_files(copi
     words = ("--val_fraction=0.2", "--documents=100", "--shard_tokens=500")
     for name, processes in [("parquet", 1), ("parquet", 2), ("jsonl", 1), ("saved", 1), ("saved_dict", 1)]:
         out = tmp_path / f"{name}{processes}"
-        (out / "parts-ofakill_").mkdir(parents=True)
+        (out / ".new").mkdir(parents=True)
+        (out / ".new" / "part7").write_bytes(b"of a call that was killed")
         (out / ".nanogate").write_text("data set\n")
         run(out, copies[name], *words, f"--processes={processes}", tokenizer="bpe:300")
         files = {file.name: file.read_bytes() for file in out.iterdir()}

@@ -36,7 +36,7 @@ from configurator import UserError, key
 from data.pystdlib.prepare import read_sources
 from data.shards import UINT16_VOCAB
 from data.text.prepare import read_text
-from data.writing import Output, claim, made_by, report, write_examples
+from data.writing import Output, claim, report, write_examples
 
 GENERATOR = "data/backcopy/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -57,17 +57,16 @@ class Config(Output):
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     alphabet, table, first = chain_of(config)
-    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
+    source = {"python": platform.python_version()} if config.text is None else {}
+    out_dir, about = claim(config, GENERATOR, VERSION, alphabet=alphabet, **source)
     splits = {}
     for i, (split, size) in enumerate((("train", config.train_size), ("val", config.val_size))):
         rng = np.random.default_rng([config.seed, i])
         examples = generate(rng, size, config.seq_len, table, first, config.triggers, config.first_token)
         loss = perfect_loss(examples[:, 0], table, first, config.triggers)
         splits[split] = [(examples, {"slice": str(config.seq_len), "perfect_loss": loss})]
-    triggers = list(range(1, config.triggers + 1))
-    source = {"python": platform.python_version()} if config.text is None else {}
-    about = made_by(config, GENERATOR, VERSION, alphabet=alphabet, **source) | {"kinds": {"trigger": triggers}}
     about |= dict(name="backcopy", tokenizer="backcopy", vocab_size=len(alphabet) + 1)
+    about["kinds"] = {"trigger": list(range(1, config.triggers + 1))}
     report(write_examples(out_dir, splits, **about), out_dir)
     print(f"triggers: {alphabet[: config.triggers]!r}; the perfect predictor loses {loss:.4f} nats on val")
 
@@ -100,7 +99,6 @@ def generate(rng, rows, seq_len, table, first, triggers, first_token=True):
     are the probabilities of the next and of the first character."""
     # all rows of cumulated probabilities in one sorted array, row i between i and i + 1: one search draws for any row
     cumulated = np.minimum(np.cumsum(table, axis=1), 1.0)
-    cumulated[:, -1] = 1.0
     flat = (cumulated + np.arange(len(table))[:, None]).ravel()
     tokens = np.zeros((rows, seq_len + 1), np.uint16)
     start = int(first_token)

@@ -11,8 +11,8 @@ A data set of the Hugging Face hub, or a copy of one, read as a stream by `datas
 A row that is not empty is a document. It ends with a line end, which is added where the text has none. Without
 val_split the sha256 of a text decides whether it is held out for validation: no copy of it is on the other side.
 
-A process encodes one shard of the stream (a file of the data set) after the other, into files in out_dir that are
-removed when they have been joined, in their order: the data are the same for any number of processes.
+A process encodes one shard of the stream (a file of the data set) after the other, into files that are removed when
+they have been joined, in their order: the data are the same for any number of processes.
 """
 
 import contextlib
@@ -21,10 +21,8 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -39,8 +37,8 @@ import configurator
 from configurator import UserError, key
 from data.shards import dtype_of
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import Output, claim, encode, made_by, report, write_stream
-from runs.files import one_line
+from data.writing import Output, claim, encode, report, write_stream
+from runs.files import NEW, one_line
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1
@@ -70,14 +68,14 @@ def main(argv):
     if config.val_split == config.split:
         raise UserError(f"val_split={config.split!r}: is the split to train on; name another, or leave val_split out")
     streams = open_streams(config)
-    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
+    out_dir, about = claim(config, GENERATOR, VERSION)
     train = (text for text in texts_of(config, streams["train"]) if not is_held_out(config, text))
     tokenizer = choose_tokenizer(config.tokenizer, train)
     held_out = []  # is filled while the documents of training are written
-    splits = {split: encoded(config, stream, tokenizer, out_dir, held_out) for split, stream in streams.items()}
+    splits = {split: encoded(config, stream, tokenizer, out_dir / NEW, held_out) for split, stream in streams.items()}
     splits.setdefault("val", held_out)
-    about = made_by(config, GENERATOR, VERSION) | dict(name=[*config.name, "hub"][0], shard_tokens=config.shard_tokens)
-    report(write_stream(out_dir, splits, tokenizer=tokenizer, **about), out_dir)
+    about |= dict(name=[*config.name, "hub"][0], tokenizer=tokenizer, shard_tokens=config.shard_tokens)
+    report(write_stream(out_dir, splits, **about), out_dir)
 
 
 def open_streams(config):
@@ -125,16 +123,14 @@ def is_held_out(config, text):
     return config.val_split is None and place < config.val_fraction
 
 
-def encoded(config, stream, tokenizer, out_dir, held_out):
+def encoded(config, stream, tokenizer, folder, held_out):
     """The documents of a stream, encoded, in its order; those that are held out go to `held_out` instead."""
     # as bytes: multiprocessing itself would pass datasets' tensor of the epoch through a socket of this process
     shards = [(i, pickle.dumps(stream.shard(stream.num_shards, i))) for i in range(stream.num_shards)]
     left, workers = config.documents or sys.maxsize, contextlib.nullcontext()
-    for parts in out_dir.glob("parts-????????/"):  # of a call that was killed; this one alone writes here
-        shutil.rmtree(parts)
     if config.processes > 1:
         workers = multiprocessing.get_context("spawn").Pool(config.processes, start_worker)
-    with tempfile.TemporaryDirectory(dir=out_dir, prefix="parts-") as folder, workers as pool:
+    with workers as pool:
         for path, facts in (pool.imap if pool else map)(partial(encode_shard, config, tokenizer, folder), shards):
             with open(path, "rb") as file:
                 for is_val, counts in facts[:left]:
@@ -156,7 +152,7 @@ def start_worker():
 
 def encode_shard(config, tokenizer, folder, numbered):
     """Writes the tokens of one shard's documents to a file, and returns its path and what is known of each document."""
-    (number, shard), facts, path = numbered, [], Path(folder) / str(numbered[0])
+    (number, shard), facts, path = numbered, [], folder / f"part{numbered[0]}"
     bar = dict(desc=f"shard {number}", unit=" documents", position=number % config.processes, leave=False)
     with open(path, "wb") as file:
         for text in tqdm(texts_of(config, pickle.loads(shard)), **bar):

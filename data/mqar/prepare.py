@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.shards import UINT16_VOCAB
-from data.writing import Output, claim, made_by, report, write_examples
+from data.writing import Output, claim, report, write_examples
 from runs.rules import show
 
 GENERATOR = "data/mqar/prepare.py"
@@ -78,9 +78,9 @@ class Config(Output):
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     slices = parse_slices(config)
-    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    about = made_by(config, GENERATOR, VERSION) | dict(tokenizer="mqar", vocab_size=config.vocab_size)
-    about["name"] = "mqar" if config.task == "recall" else f"mqar {config.task}"
+    out_dir, about = claim(config, GENERATOR, VERSION)
+    name = "mqar" + f" {config.task}" * (config.task != "recall")
+    about |= dict(name=name, tokenizer="mqar", vocab_size=config.vocab_size)
     report(write_examples(out_dir, generate_splits(config, slices), **about), out_dir)
 
 

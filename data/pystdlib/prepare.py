@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import get_tokenizer
-from data.writing import Output, claim, fitting, made_by, report, write_examples, write_stream
+from data.writing import Output, claim, fitting, report, write_examples, write_stream
 
 GENERATOR = "data/pystdlib/prepare.py"
 VERSION = 2  # 1: with tables and near-duplicates, split at random by file
@@ -60,10 +60,10 @@ class Config(Output):
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     splits = split_units(clean(read_sources()), config)
-    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
     train, val = (set().union(*map(runs_of, splits[split].values())) for split in ("train", "val"))
     facts = dict(python=platform.python_version(), shared_runs=round(len(train & val) / len(val), 4))
-    about = {"name": "pystdlib"} | made_by(config, GENERATOR, VERSION, **facts)
+    out_dir, about = claim(config, GENERATOR, VERSION, **facts)
+    about["name"] = "pystdlib"
     if config.row_len is None:
         about |= dict(tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens)
         meta = write_stream(out_dir, {split: splits[split].values() for split in splits}, **about)

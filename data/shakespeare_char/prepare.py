@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import get_tokenizer
-from data.writing import Output, claim, made_by, report, write_stream
+from data.writing import Output, claim, report, write_stream
 from runs.files import one_line, read_regular
 
 GENERATOR = "data/shakespeare_char/prepare.py"
@@ -35,7 +35,7 @@ class Config(Output):
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
-    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
+    out_dir, about = claim(config, GENERATOR, VERSION)
     if config.from_file:
         data = read_regular(config.from_file, 1 << 24)
     else:
@@ -45,9 +45,8 @@ def main(argv):
     if (found := hashlib.sha256(data).hexdigest()) != SHA256:
         raise UserError(f"{config.from_file or URL}: is not tinyshakespeare: its sha256 is {found}, not {SHA256}")
     text, cut = data.decode(), len(data) * 9 // 10
-    about = made_by(config, GENERATOR, VERSION) | dict(name="shakespeare_char")
-    splits = {"train": [text[:cut]], "val": [text[cut:]]}
-    report(write_stream(out_dir, splits, tokenizer=get_tokenizer("byte"), **about), out_dir)
+    about |= dict(name="shakespeare_char", tokenizer=get_tokenizer("byte"))
+    report(write_stream(out_dir, {"train": [text[:cut]], "val": [text[cut:]]}, **about), out_dir)
 
 
 if __name__ == "__main__":

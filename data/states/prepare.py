@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.drawn import LONGEST, TASKS, VERSION, rows
-from data.writing import Output, claim, made_by, report, write_examples
+from data.writing import Output, claim, report, write_examples
 
 GENERATOR = "data/states/prepare.py"
 
@@ -57,15 +57,15 @@ def main(argv):
     lengths = [config.length, *config.slices]
     if sorted(set(lengths)) != lengths:
         raise UserError(f"slices={config.slices}: must grow, and be longer than length={config.length}")
-    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
-    about = dict(name=config.task, tokenizer=f"states/{config.task}", vocab_size=TASKS[config.task][2])
+    out_dir, about = claim(config, GENERATOR, VERSION)
+    about |= dict(name=config.task, tokenizer=f"states/{config.task}", vocab_size=TASKS[config.task][2])
     about["drawn"] = {"task": config.task, "length": config.length, "seed": config.seed, "version": VERSION}
     slices = []
     for length, before in zip(lengths, [0, *lengths], strict=False):
         tokens, labels = rows(config.task, length, f"{config.seed} val", 0, config.val_size)
         labels[:, :before] = 0
         slices.append((np.stack([tokens, labels], axis=1), {"slice": str(length)}))
-    report(write_examples(out_dir, {"val": slices}, **about, **made_by(config, GENERATOR, VERSION)), out_dir)
+    report(write_examples(out_dir, {"val": slices}, **about), out_dir)
 
 
 def chance(config) -> float:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import Output, claim, fitting, made_by, report, write_stream
+from data.writing import Output, claim, fitting, report, write_stream
 from runs.files import find_path
 
 GENERATOR = "data/text/prepare.py"
@@ -45,7 +45,7 @@ class Config(Output):
 def main(argv):
     config = configurator.load(Config, argv, positional="paths", program=GENERATOR, description=__doc__)
     files = find_files(config.paths, config.ext)
-    out_dir = claim(config.out_dir, config.overwrite, GENERATOR)
+    out_dir, about = claim(config, GENERATOR, VERSION, errors="stop")
     if len(files) == 1 and not config.val:
         train, val = ([part] for part in split_lines(read_text(files[0]), config.val_fraction, files[0]))
         read = str
@@ -57,8 +57,8 @@ def main(argv):
         raise UserError(f"val={','.join(config.val)}: leaves no file for training; name more files")
     tokenizer = choose_tokenizer(config.tokenizer, map(read, train))
     splits = {"train": map(read, train), "val": map(read, val)}
-    about = made_by(config, GENERATOR, VERSION, errors="stop") | dict(name="text", shard_tokens=config.shard_tokens)
-    report(write_stream(out_dir, splits, tokenizer=tokenizer, **about), out_dir)
+    about |= dict(name="text", tokenizer=tokenizer, shard_tokens=config.shard_tokens)
+    report(write_stream(out_dir, splits, **about), out_dir)
 
 
 def find_files(paths, ext):

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import Output, claim, encode, made_by, report, write_stream
-from runs.files import one_line
+from data.writing import Output, claim, encode, report, write_stream
+from runs.files import DATA, one_line
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
@@ -59,7 +59,8 @@ class Config(Output):
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
-    out_dir = claim(config.out_dir or Path(__file__).resolve().parents[1] / name, config.overwrite, GENERATOR)
+    config.out_dir = config.out_dir or str(DATA / name)
+    out_dir, about = claim(config, GENERATOR, VERSION)
     sources = MINI_SOURCES if config.mini else SOURCES
     folder = Path(config.from_dir or download(HUB_CONFIG[config.version]))
     texts = {split: read_copy(folder, source, config.version) for split, source in sources.items()}
@@ -68,11 +69,12 @@ def main(argv):
         raise UserError(f"{folder}: has no text in wiki.*.{config.version} or *.parquet")
     # after the text: without the internet, the error about the text names the ways to get both
     tokenizer = choose_tokenizer(config.tokenizer, documents(next(iter(texts.values()))))
-    text = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
+    facts = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
+    about["parameters"]["text"] = facts
     counted = partial(encode, tokenizer=tokenizer, count_words=count_words)
     splits = {split: map(counted, tqdm(documents(data), split, unit="document")) for split, data in texts.items()}
-    about = made_by(config, GENERATOR, VERSION, text=text) | dict(name=name)
-    report(write_stream(out_dir, splits, tokenizer=tokenizer, shard_tokens=config.shard_tokens, **about), out_dir)
+    about |= dict(name=name, tokenizer=tokenizer, shard_tokens=config.shard_tokens)
+    report(write_stream(out_dir, splits, **about), out_dir)
 
 
 def download(name):
