@@ -97,15 +97,19 @@ def test_an_impossible_slice_is_refused_with_the_reason(words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def write(folder, sources):
+    for name, content in sources.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """Writes {path: text} as the standard library, and returns {split: documents} of what prepare.py makes of it."""
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "lib"))
 
     def make(sources, **keys):
-        for name, content in sources.items():
-            (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "lib" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        write(tmp_path / "lib", sources)
         out = tmp_path / "-".join(map(str, ("out", *keys.values())))
         pystdlib.main(Helpers.words(out_dir=out, **keys))
         return documents_of(out)
@@ -182,11 +186,9 @@ def test_one_file_is_split_at_the_border_of_its_lines_and_no_part_is_blank(parts
 
 
 def test_folders_and_linked_ones_are_searched_once_and_blank_and_hidden_files_are_left_out(tmp_path):
-    hidden, marks = ("n/.ipynb_checkpoints/b.md", "n/._b.md"), ("n/b.md", "n/blank.md")
-    shown = "n/b.md n/sub/a.txt n/c.rst n/blank.md n/blank_too.md elsewhere/e.md d.log".split()
-    for name in (*shown, *hidden):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("\ufeff" * (name in marks) + (" \n" if "blank" in name else name))
+    names = "n/.ipynb_checkpoints/b.md n/._b.md n/sub/a.txt n/c.rst elsewhere/e.md d.log".split()
+    marked = {"n/b.md": "\ufeffn/b.md", "n/blank.md": "\ufeff \n", "n/blank_too.md": " \n"}
+    write(tmp_path, {name: name for name in names} | marked)
     (tmp_path / "n" / "link.md").symlink_to(tmp_path / "d.log")
     (tmp_path / "n" / "more").symlink_to(tmp_path / "elsewhere")
     paths = [str(tmp_path / name) for name in ("d.log", "n", "n/b.md")]
@@ -196,9 +198,7 @@ def test_folders_and_linked_ones_are_searched_once_and_blank_and_hidden_files_ar
 
 
 def test_files_named_for_validation_are_the_validation_and_are_not_trained_on(tmp_path):
-    for name in ("n/a.md", "n/b.md", "c.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
+    write(tmp_path, {name: name for name in ("n/a.md", "n/b.md", "c.md")})
     out = f"--out_dir={tmp_path / 'out'}"
     text.main([str(tmp_path / "n"), f"--val={tmp_path / 'n' / 'b.md'},{tmp_path / 'c.md'}", out])
     assert documents_of(tmp_path / "out") == {"train": [b"n/a.md"], "val": [b"c.md", b"n/b.md"]}
