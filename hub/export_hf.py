@@ -11,22 +11,16 @@ import torch
 
 import configurator
 from configurator import UserError, check_choice
-from hub import families_linear
-from hub.families import BY_LAYER, FAMILIES, GATED, KEYS_OF_DELTA, LENGTH, ROPES, keys_of, parts_of
+from hub.families import CLASSES, FAMILIES, GATED, KEYS_OF_DELTA, compared, config_of, keys_of, read_fla
 from hub.huggingface import export_to
-from keys import WITH_ROPE_LENGTH, word_of
+from hub.tensors import parts_of
+from keys import word_of
 from model import GPTConfig
-from runs.checkpoint import load
+from runs.checkpoint import load_model
 from runs.files import find_checkpoint
-from runs.memory import without_data
 from runs.notes import unused_keys
 
-CLASSES = {  # by model_type, without "ForCausalLM"; other families are only read
-    "llama": "Llama", "qwen3": "Qwen3", "qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5", "gpt2": "GPT2LMHeadModel",
-    "mistral": "Mistral", "qwen2": "Qwen2", "smollm3": "SmolLM3", "olmo2": "Olmo2", "phi3": "Phi3",
-    "gla": "GLA", "gated_deltanet": "GatedDeltaNet", "delta_net": "DeltaNet", "kda": "KDA", "mamba2": "Mamba2",
-}  # fmt: skip
-LINEAR = {mixer: family for family, mixer in families_linear.MIXERS.items()} | {"mamba2": "mamba2"}
+LINEAR = {FAMILIES[name].mixer: name for name in CLASSES if FAMILIES[name].mixer and name not in GATED}
 # keys of how a model is made or trained; the shapes of the weights say the width of its MLP
 NOT_COMPARED = "init out_init_scale dropout kernels match_params mlp_ratio mlp_width pad_vocab_to".split()
 
@@ -34,11 +28,8 @@ NOT_COMPARED = "init out_init_scale dropout kernels match_params mlp_ratio mlp_w
 def write_folder(path: Path | str, folder: Path | str, family: str | None, overwrite: bool) -> str:
     """Writes a checkpoint as a folder of transformers or fla. Returns a line to print. family: the model_type (None: by
     the keys). Raises UserError for a model with keys that the family does not have."""
-    checkpoint, folder = load(path), Path(folder)
-    config = configurator.build(GPTConfig, checkpoint["model_args"] | {"kernels": "auto"}, source=str(path))
-    weights, made = checkpoint["model"], without_data(config).state_dict()
-    if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in made.items()}:
-        raise UserError(f"{path}: its weights are not those of its config")
+    model, checkpoint = load_model(path)
+    config, weights = model.config, checkpoint["model"]  # which have the dtypes of the file
     tables = [name for name in ("wte.weight", "head.weight") if name in weights]
     weights = weights | {name: weights[name][: config.vocab_size] for name in tables}  # without padding
     try:
@@ -65,8 +56,8 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
         tensors = {name.replace(".g_norm.", ".g_norm_swish_gate."): tensor for name, tensor in tensors.items()}
     if family in GATED and any(name.endswith("gates.readout.proj.bias") for name in weights):
         about["attention_bias"] = True  # keys_of refuses it: ours has a bias at the gate alone
-    written = export_to(folder, find_checkpoint(path), tensors, about, checkpoint.get("data", {}), overwrite)
-    library = "fla" if family in families_linear.MIXERS else "transformers"
+    written = export_to(Path(folder), find_checkpoint(path), tensors, about, checkpoint.get("data", {}), overwrite)
+    library = "fla" if FAMILIES[family].read is read_fla else "transformers"
     if family == "qwen3" and (not config.qk_norm or any(gate.positions for _, gate in config.layers())):
         library = "the code of Qiu et al."
     return f"written to {folder}/ as {family}, which {library} loads: {written}"
@@ -120,53 +111,3 @@ def with_their_gates(config: GPTConfig, weights: dict, family: str) -> tuple[GPT
         gates = ["elementwise" if i in softmax else word_of(config.gate, i) for i in range(config.n_layer)]
         keys |= {"gate": ",".join(gates), "gate_input": "token", "gate_bias": None}
     return dataclasses.replace(config, **keys), weights
-
-
-def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
-    """Their config.json for a model of ours, without what it has no field for. Raises UserError."""
-    types, mixers = {"softmax": "full_attention", "gated_deltanet": "linear_attention"}, [m for m, _ in config.layers()]
-    widths = {len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")}
-    is_linear = family in LINEAR.values()
-    if (len(widths) != 1 and family != "mamba2") or not (is_linear or types.keys() >= set(mixers)):
-        raise UserError(f"attention={config.attention!r} with MLPs of {len(widths)} widths: no family has such layers")
-    keys, name = compared(config) | {"mlp_width": max(widths, default=None)}, CLASSES[family]
-    about = {
-        "architectures": [name if name.endswith("Model") else f"{name}ForCausalLM"],
-        "model_type": family,
-        "dtype": str(weights["wte.weight"].dtype).removeprefix("torch."),
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # some classes have numbers of their own
-    }
-    if is_linear:
-        return about | families_linear.config_of(config, family, keys["mlp_width"])
-    about |= {field: keys[key] for key, field in FAMILIES[family].keys.items()}
-    if family == "gpt2":
-        return about | {"activation_function": "gelu" if config.mlp == "gelu" else "gelu_new"}
-    kind = config.rope_scaling if config.rope_scaling in ROPES else "default"
-    numbers = {"factor": config.rope_factor, LENGTH: keys["rope_length"], "low_freq_factor": 1, "high_freq_factor": 4}
-    rope = {"rope_type": kind, "rope_theta": config.rope_base, "partial_rotary_factor": config.rope_fraction}
-    window = next((window for i in range(config.n_layer) if (window := config.window_of(i))), None)
-    about |= {"rope_parameters": rope | {field: numbers[field] for field in ROPES[kind]}, "sliding_window": window}
-    about |= {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": window is not None}
-    if family in BY_LAYER or family in GATED:
-        kinds = ["sliding_attention" if config.window_of(i) else types[mixer] for i, mixer in enumerate(mixers)]
-        about["layer_types"] = kinds
-    if family in GATED:  # no layer has experts
-        about |= {"linear_conv_kernel_dim": 4, "mlp_only_layers": list(range(config.n_layer))}
-    if family == "smollm3":
-        about["no_rope_layers"] = [int(position == "rope") for position in keys["position"]]
-    if family == "qwen3":  # the flags of Qiu et al., which their own code alone reads
-        asked = config.layers()[0][1].positions.get("readout")
-        about |= {"use_qk_norm": config.qk_norm} | ({f"{asked}_attn_output_gate": True} if asked else {})
-    return about
-
-
-def compared(config: GPTConfig) -> dict[str, Any]:
-    """All keys: a pattern as what each layer has, and the number that follows from others where one is None."""
-    layers, of_delta = families_linear.layers_of(config), dict(zip(KEYS_OF_DELTA, config.delta_sizes, strict=True))
-    length = config.rope_length or config.block_size if config.rope_scaling in WITH_ROPE_LENGTH else None
-    by_layer: dict[str, list] = dict(attention=[mixer for mixer, _ in layers], gate=[gate for _, gate in layers])
-    by_layer["window"] = [mixer == "softmax" and config.window_of(i) for i, (mixer, _) in enumerate(layers)]
-    by_layer["position"] = [word_of(config.position, i) for i in range(len(layers))]
-    published = [0 if mixer in ("softmax", "gla") else 4 for mixer, _ in layers]
-    by_layer["short_conv"] = published if config.short_conv is None else [config.short_conv] * len(layers)
-    return vars(config) | of_delta | by_layer | {"n_kv_head": config.n_kv_head or config.n_head, "rope_length": length}

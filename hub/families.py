@@ -1,309 +1,474 @@
-"""The families of transformers that are read: their config.json and tensors, and our keys and tensors.
+"""The families of models that are read and written: their config.json and the names of their tensors, and ours.
 
-| family         | what is special                                                                                   |
-|----------------|---------------------------------------------------------------------------------------------------|
-| llama          | no QK-norm                                                                                        |
-| qwen3          | QK-norm. Qiu et al.'s gated models: q_proj has, for each key/value head, rows of queries, then of |
-|                | their gates (headwise_attn_output_gate, elementwise_attn_output_gate)                             |
-| qwen3_next     | q_proj has rows of the query, then of the gate, head by head; norms of 1 + weight; Gated DeltaNet |
-|                | whose projections are interleaved by key head                                                     |
-| qwen3_5_text   | the same with projections that are not interleaved                                                |
-| gpt2           | LayerNorm, biases, learned positions; the weights of linear layers are (inputs, outputs)          |
-| mistral        | a window in all layers, where sliding_window is a number                                          |
-| qwen2          | biases on q, k and v; windows in the layers that layer_types or max_window_layers names           |
-| smollm3        | no RoPE in every fourth layer, or in those of no_rope_layers                                      |
-| olmo2          | norms behind the branches; QK-norm over all heads together                                        |
-| phi3           | q, k and v are one weight, and so are the two of the MLP; partial RoPE; windows as in mistral     |
-| nanogpt        | what nanoGPT's train.py saves: as gpt2 with weights of (outputs, inputs), maybe without biases    |
+| family         | what is special                                                                                |
+|----------------|------------------------------------------------------------------------------------------------|
+| llama          | no QK-norm                                                                                     |
+| qwen3          | QK-norm. Qiu et al.'s gated models: q_proj has, for each key/value head, rows of queries, then |
+|                | of their gates (headwise_attn_output_gate, elementwise_attn_output_gate)                       |
+| qwen3_next     | q_proj has rows of the query, then of the gate, head by head; norms of 1 + weight; Gated       |
+|                | DeltaNet whose projections are interleaved by key head                                         |
+| qwen3_5_text   | the same with projections that are not interleaved                                             |
+| gpt2           | LayerNorm, biases, learned positions; the weights of linear layers are (inputs, outputs)       |
+| mistral        | a window in all layers, where sliding_window is a number                                       |
+| qwen2          | biases on q, k and v; windows in the layers that layer_types or max_window_layers names        |
+| smollm3        | no RoPE in every fourth layer, or in those of no_rope_layers                                   |
+| olmo2          | norms behind the branches; QK-norm over all heads together                                     |
+| phi3           | q, k and v are one weight, and so are the two of the MLP; partial RoPE; windows as in mistral  |
+| nanogpt        | what nanoGPT's train.py saves: as gpt2 with weights of (outputs, inputs), maybe without biases |
+| gla, kda,      | of fla: q, k and v have a weight and a convolution each, which are one here; some layers may   |
+| delta_net,     | be softmax (`attn`)                                                                            |
+| gated_deltanet |                                                                                                |
+| mamba2         | of transformers and of fla, which spell some fields differently; no MLP; in_proj begins with   |
+|                | the rows of the gate                                                                           |
+| mamba_ssm      | its authors': those tensors in a pickle, and a config.json without a model_type                |
+
+keys_of reads a config.json and config_of writes it. Of each kind of family, the two halves stand side by side.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
-from configurator import UserError, show
-from hub import families_linear
-from keys import WITH_ROPE_LENGTH
-from model import GPTConfig
-from ops.fast import at_least_float32
+from configurator import UserError, rules_of, show
+from keys import WITH_ROPE_LENGTH, word_of
+from model import MIXERS, GPTConfig
 from runs.rules import Rule, wrong_field
 
-GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight
+# Names of tensors: each of ours is replaced by theirs, in turn. In NAMES "mixer" has become the name of the mixer.
+OF_ALL = {
+    "^head": "lm_head", "^norm": "model.norm", "^blocks": "model.layers", "mlp.glu": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+}  # fmt: skip
+NAMES = OF_ALL | {
+    "^wte": "model.embed_tokens", "norm_1": "input_layernorm", "norm_2": "post_attention_layernorm",
+    "softmax.out_proj": "self_attn.o_proj", "softmax": "self_attn",
+    "gated_deltanet.conv": "linear_attn.conv1d", "gated_deltanet": "linear_attn",
+}  # fmt: skip
+NAMES_OF_OLMO2 = NAMES | {"norm_1": "post_attention_layernorm", "norm_2": "post_feedforward_layernorm"}
+NAMES_OF_GPT2 = {  # the rows of c_attn are those of q, of k and of v, as ours
+    "^head": "lm_head", "^norm": "transformer.ln_f", "^wte": "transformer.wte", "^wpe": "transformer.wpe",
+    "^blocks": "transformer.h", "norm_": "ln_", "mixer.qkv": "attn.c_attn", "mixer.out_proj": "attn.c_proj",
+    "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+}  # fmt: skip
+NAMES_OF_FLA = OF_ALL | {
+    "^wte": "model.embeddings", "norm_1": "attn_norm", "norm_2": "mlp_norm", "mixer.out_proj": "attn.o_proj",
+    "mixer.norm": "attn.o_norm", "mixer.gates.(native|readout).proj": "attn.g_proj",
+    "mixer.(A_log|dt_bias)": r"attn.\1",
+}  # fmt: skip
+NAMES_OF_GLA = NAMES_OF_FLA | {
+    "mixer.norm": "attn.g_norm", "mixer.decay_in": "attn.gk_proj.0", "mixer.decay_out": "attn.gk_proj.1",
+}  # fmt: skip
+NAMES_OF_KDA = NAMES_OF_FLA | {
+    "mixer.decay_in": "attn.f_proj.0", "mixer.decay_out": "attn.f_proj.1",
+    "mixer.gates.native.down": "attn.g_proj.0", "mixer.gates.(native|readout).proj": "attn.g_proj.1",
+}  # fmt: skip
+NAMES_OF_MAMBA2 = {
+    "^wte": "backbone.embeddings", "^head": "lm_head", "^norm": "backbone.norm_f", "^blocks": "backbone.layers",
+    "norm_1": "norm", "mixer.conv": "mixer.conv1d",
+}  # fmt: skip
 
-# Fields of config.json that are one key of ours: {our key: their field}.
-KEYS = dict(
-    n_layer="num_hidden_layers", n_head="num_attention_heads", head_dim="head_dim", n_kv_head="num_key_value_heads",
-    n_embd="hidden_size", block_size="max_position_embeddings", vocab_size="vocab_size", mlp_width="intermediate_size",
-    tie_embeddings="tie_word_embeddings", norm_eps="rms_norm_eps",
+NO, YES, NONE = Rule(bool, choices=(False,)), Rule(bool, choices=(True,)), Rule(str, choices=(None,))
+NUMBER, SIZE, OR_NONE = Rule(float, above=0, at_most=1 << 30), (int, 1, 1 << 30), (int, 1, 1 << 30, None)
+
+# Fields that are one key: {our key: the field}. A field obeys the rule of its key
+BASE = dict(
+    n_layer="num_hidden_layers", n_embd="hidden_size", vocab_size="vocab_size", tie_embeddings="tie_word_embeddings"
+)
+KEYS_OF_GPT2 = dict(
+    n_layer="n_layer", n_head="n_head", n_embd="n_embd", block_size="n_positions", vocab_size="vocab_size",
+    mlp_width="n_inner", tie_embeddings="tie_word_embeddings", norm_eps="layer_norm_epsilon",
+)  # fmt: skip
+KEYS_OF_NANOGPT = {key: key for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")}
+KEYS = BASE | dict(
+    n_head="num_attention_heads", head_dim="head_dim", n_kv_head="num_key_value_heads", norm_eps="rms_norm_eps",
+    block_size="max_position_embeddings", mlp_width="intermediate_size",
 )  # fmt: skip
 KEYS_OF_DELTA = dict(  # in the order of GPTConfig.delta_sizes
     delta_key_heads="linear_num_key_heads", delta_heads="linear_num_value_heads",
     delta_key_dim="linear_key_head_dim", delta_value_dim="linear_value_head_dim",
 )  # fmt: skip
-KEYS_OF_GPT2 = dict(
-    n_layer="n_layer", n_head="n_head", n_embd="n_embd", block_size="n_positions", vocab_size="vocab_size",
-    mlp_width="n_inner", tie_embeddings="tie_word_embeddings", norm_eps="layer_norm_epsilon",
+# Of other fields: the rules of those that are read or forbidden, and what those are that a config.json leaves out
+FIELDS: dict[str, Any] = {
+    "full_attention_interval": (int, 1, 10_000), "layer_types?": [(str, 1, 99), 1, 10_000],
+    "rope_scaling": (dict, 0, 99), "rope_parameters": (dict, 0, 99), "original_max_position_embeddings?": SIZE,
+    "use_sliding_window": Rule(bool), "sliding_window": OR_NONE, "max_window_layers": (int, 0, 10_000),
+    "no_rope_layers?": [(int, 0, 1), 1, 10_000], "no_rope_layer_interval": (int, 1, 10_000),
+    "attention_bias?": NO, "qkv_bias?": NO, "mlp_bias?": NO, "hidden_act?": {"silu"},  # of a swiglu
+    "linear_conv_kernel_dim?": (int, 4, 4),
+}  # fmt: skip
+DEFAULTS: dict[str, Any] = dict(
+    head_dim=None, num_key_value_heads=None, tie_word_embeddings=False, rms_norm_eps=1e-6, full_attention_interval=4,
+    rope_scaling={}, rope_parameters={}, rope_theta=10000.0, partial_rotary_factor=1.0, use_sliding_window=False,
+    sliding_window=None, max_window_layers=28, no_rope_layer_interval=4,
 )  # fmt: skip
-
-# Names of tensors: each of ours is replaced by theirs, in turn, where "mixer" has become the name of the mixer.
-NAMES = {
-    "^wte": "model.embed_tokens", "^head": "lm_head", "^norm": "model.norm", "^blocks": "model.layers",
-    "norm_1": "input_layernorm", "norm_2": "post_attention_layernorm",
-    "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
-    "softmax.out_proj": "self_attn.o_proj", "softmax": "self_attn",
-    "gated_deltanet.conv": "linear_attn.conv1d", "gated_deltanet": "linear_attn",
+DEFAULTS_OF_QWEN3 = DEFAULTS | dict(sliding_window=4096, head_dim=128, use_qk_norm=True)
+OF_OLMO2 = dict(post_norm=True, qk_norm=True, qk_norm_over="all")
+FIELDS_OF_GPT2: dict[str, Any] = {
+    "activation_function": {"gelu", "gelu_new", "gelu_pytorch_tanh"}, "scale_attn_weights?": YES,
+    "scale_attn_by_inverse_layer_idx?": NO,
 }  # fmt: skip
-NAMES_OF_GPT2 = {  # the rows of c_attn are those of q, of k and of v, as ours
-    "^head": "lm_head", "^norm": "transformer.ln_f", "^wte": "transformer.wte", "^wpe": "transformer.wpe",
-    "^blocks": "transformer.h", "norm_": "ln_", "softmax.qkv": "attn.c_attn", "softmax.out_proj": "attn.c_proj",
-    "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
-}  # fmt: skip
-KEYS_OF_NANOGPT = {key: key for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias")}
-NAMES_OF_OLMO2 = NAMES | {"norm_1": "post_attention_layernorm", "norm_2": "post_feedforward_layernorm"}
-
-
-class Family(NamedTuple):
-    keys: dict[str, str] = KEYS
-    names: dict[str, str] = NAMES
-    optional: tuple[str, ...] = ("head_dim",)  # keys that its config.json may leave out, beside those of all families
-    always: dict[str, Any] = {}  # keys that it has beside those of a Llama, and other defaults
-    window: int | None = None  # where config.json has no sliding_window
-
-
-FAMILIES = {  # by model_type
-    "llama": Family(),
-    "qwen3": Family(optional=(), window=4096),
-    "qwen3_next": Family(KEYS | KEYS_OF_DELTA, optional=()),
-    "qwen3_5_text": Family(KEYS | KEYS_OF_DELTA, optional=()),
-    "gpt2": Family(KEYS_OF_GPT2, NAMES_OF_GPT2, ("mlp_width",)),
-    "mistral": Family(window=4096),
-    "qwen2": Family(always={"qkv_bias": True}, window=4096),
-    "smollm3": Family(always={"tie_embeddings": True, "rope_base": 2e6}),
-    "olmo2": Family(names=NAMES_OF_OLMO2, always=dict(norm_eps=1e-5, post_norm=True, qk_norm=True, qk_norm_over="all")),
-    "phi3": Family(names={"softmax.qkv": "self_attn.qkv_proj"} | NAMES, always={"norm_eps": 1e-5}),
-    "nanogpt": Family(KEYS_OF_NANOGPT, NAMES_OF_GPT2),
-}
+DEFAULTS_OF_GPT2 = dict(n_inner=None, tie_word_embeddings=True, layer_norm_epsilon=1e-5, activation_function="gelu_new")
+GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight
 PARTIAL = (*GATED, "phi3")  # RoPE may turn some of a head's channels
 ALL_LAYERS = ("mistral", "phi3")  # all layers have the window
 BY_LAYER = ("qwen2", "qwen3", "smollm3")  # those that layer_types names, if use_sliding_window is true
-LENGTH = "original_max_position_embeddings"
-ROPES = {  # by rope_type: the fields of its numbers; a dynamic one is plain up to max_position_embeddings
-    "default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor", LENGTH),
-    "llama3": ("factor", LENGTH, "low_freq_factor", "high_freq_factor"),
-}  # fmt: skip
-FIELDS_OF_ROPE = {
-    "factor": (float, 1, 1 << 30), LENGTH: (int, 1, 1 << 30), "low_freq_factor": (float, 1, 1),
-    "high_freq_factor": (float, 4, 4),
-}  # fmt: skip
 
-# Other fields that are read or forbidden, by the rules of runs/rules.py; those of one key obey the rule of that key
-NO_FLAGS = ("attention_bias?", "qkv_bias?", "mlp_bias?", "scale_attn_by_inverse_layer_idx?")
-FIELDS: dict[str, Any] = {
-    "full_attention_interval?": (int, 1, 10_000),
-    "layer_types?": [(str, 1, 99), 1, 10_000],
-    "rope_scaling?": (dict, 0, 99),
-    "rope_parameters?": (dict, 0, 99),
-    f"{LENGTH}?": (int, 1, 1 << 30),
-    "use_sliding_window?": Rule(bool),
-    "sliding_window?": (int, 1, 1 << 30, None),  # null is no window, and where it is missing the family has its own
-    "max_window_layers?": (int, 0, 10_000),
-    "no_rope_layers?": [(int, 0, 1), 1, 10_000],
-    "no_rope_layer_interval?": (int, 1, 10_000),
-    **dict.fromkeys(NO_FLAGS, families_linear.NO),
-    "scale_attn_weights?": Rule(bool, choices=(True,)),
-    "hidden_act?": {"silu"},  # the MLP of these is a swiglu here
-    "activation_function?": {"gelu", "gelu_new", "gelu_pytorch_tanh"},  # and that of GPT-2 a gelu, exact or by tanh
-    "linear_conv_kernel_dim?": (int, 4, 4),
-    "quantization_config?": Rule(dict, choices=({},)),  # take the folder of the weights that are not quantised
+LENGTH = "original_max_position_embeddings"
+KEYS_OF_ROPE = dict(rope_base="rope_theta", rope_fraction="partial_rotary_factor")
+SCALED = {"rope_factor": "factor"}
+ROPES: dict[str, tuple[dict, dict]] = {  # by rope_type: {our key: field}, {other field: rule}
+    "default": ({}, {}),
+    "linear": (SCALED, {}),
+    "dynamic": ({}, {"factor": NUMBER}),  # plain up to max_position_embeddings
+    "yarn": (SCALED | {"rope_length": LENGTH}, {}),
+    "llama3": (SCALED | {"rope_length": LENGTH}, {"low_freq_factor": (float, 1, 1), "high_freq_factor": (float, 4, 4)}),
 }
 
 
+def read_gpt2(config: dict, name: str) -> dict[str, Any]:
+    return {"mlp": "gelu" if config["activation_function"] == "gelu" else "gelu_tanh"}
+
+
+def write_gpt2(keys: dict, name: str) -> dict[str, Any]:
+    return {"activation_function": "gelu" if keys["mlp"] == "gelu" else "gelu_new"}
+
+
+def read_transformers(config: dict, name: str) -> dict[str, Any]:
+    return read_rope(config, name) | read_layers(config, name)
+
+
+def read_rope(config: dict, name: str) -> dict[str, Any]:
+    field = "rope_scaling" if config["rope_scaling"] else "rope_parameters"  # there, the old spelling hides the new
+    rope, allowed = config[field], ["default"] if name in PARTIAL else list(ROPES)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in allowed or any(isinstance(value, dict) for value in rope.values()):
+        raise UserError(f"{field}={show(rope)}: {name} has {' or '.join(allowed)} RoPE here, the same in all layers")
+    scaled, others = ROPES[kind]
+    numbers = {field: config[field] for field in KEYS_OF_ROPE.values()} | {LENGTH: config["max_position_embeddings"]}
+    numbers |= rope | ({LENGTH: config[LENGTH]} if LENGTH in config else {})  # beside the dict it counts more
+    keys = checked(numbers, KEYS_OF_ROPE | scaled, others, "rope")
+    if (fraction := keys["rope_fraction"]) != 1 and name not in PARTIAL:
+        words = f"{name} of transformers turns all channels of a head"
+        raise UserError(f"partial_rotary_factor={show(fraction)}: {words}")
+    read = {"rope_type", "type", *KEYS_OF_ROPE.values(), *scaled.values(), *others}
+    if kind != "default" and (other := sorted(rope.keys() - read)):
+        raise UserError(f"rope_type={kind!r}: its {other[0]}={show(rope[other[0]])} is not read")
+    return keys | ({"rope_scaling": kind} if scaled else {})
+
+
+def read_layers(config: dict, name: str) -> dict[str, Any]:
+    """The keys that differ by layer: its mixer, its gate, its window, and whether it has RoPE."""
+    n_layer, mixer = config["num_hidden_layers"], FAMILIES[name].mixer
+    every = config["full_attention_interval"] if mixer else 1
+    default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n_layer)]
+    ropes = [1] * n_layer
+    if name == "smollm3":
+        every = config["no_rope_layer_interval"]
+        ropes = config.get("no_rope_layers", [(i + 1) % every for i in range(n_layer)])[:n_layer]
+    if len(ropes) < n_layer:
+        raise UserError(f"no_rope_layers={show(ropes)}: must have a number for each of {n_layer} layers")
+    has_windows = name in ALL_LAYERS or (name in BY_LAYER and config["use_sliding_window"])
+    window = config["sliding_window"] if has_windows else None
+    if window:
+        first = 0 if name in ALL_LAYERS else config["max_window_layers"]
+        has_window = [not ropes[i] if name == "smollm3" else i >= first for i in range(n_layer)]
+        default = ["sliding_attention" if x else "full_attention" for x in has_window]
+    types = config.get("layer_types", default)
+    asked = [word for word in ("elementwise", "headwise") if config.get(f"{word}_attn_output_gate")]
+    gate = "elementwise" if mixer else asked[0] if asked and name == "qwen3" else "none"
+    layers = {} if window and name in ALL_LAYERS else {"full_attention": ("softmax", gate, "none")}
+    layers |= {"sliding_attention": ("softmax", gate, str(window))} if window else {}
+    layers |= {"linear_attention": (mixer, "native", "none")} if mixer else {}
+    if len(types) != n_layer or not layers.keys() >= set(types):
+        allowed = " or ".join(layers)
+        raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
+    words = [(*layers[kind], "rope" if has_rope else "none") for kind, has_rope in zip(types, ropes, strict=True)]
+    return by_layer(("attention", "gate", "window", "position"), words)
+
+
+def by_layer(names: tuple[str, ...], layers: list) -> dict[str, str]:
+    """{name: its words}, as few as repeat up to the last layer. layers: of each layer, a word for every name."""
+    n = next(n for n in range(1, len(layers) + 1) if all(x == layers[i % n] for i, x in enumerate(layers)))
+    columns = zip(*layers[:n], strict=True)
+    return {name: ",".join(x if len({*x}) > 1 else x[:1]) for name, x in zip(names, columns, strict=True)}
+
+
+def write_transformers(keys: dict, name: str) -> dict[str, Any]:
+    kind = keys["rope_scaling"] if keys["rope_scaling"] in ROPES else "default"
+    scaled, others = ROPES[kind]
+    rope = {field: keys[key] for key, field in (KEYS_OF_ROPE | scaled).items()}
+    rope |= {field: only for field, (_, only, _) in others.items()}
+    window = next(filter(None, keys["window"]), None)
+    fields: dict[str, Any] = {"rope_parameters": {"rope_type": kind} | rope, "sliding_window": window}
+    fields |= {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": window is not None}
+    if name in BY_LAYER or FAMILIES[name].mixer:
+        kinds = ["full_attention" if mixer == "softmax" else "linear_attention" for mixer in keys["attention"]]
+        layers = zip(keys["window"], kinds, strict=True)
+        fields["layer_types"] = ["sliding_attention" if window else kind for window, kind in layers]
+    if FAMILIES[name].mixer:  # no layer has experts
+        fields |= {"linear_conv_kernel_dim": 4, "mlp_only_layers": list(range(keys["n_layer"]))}
+    if name == "smollm3":
+        fields["no_rope_layers"] = [int(position == "rope") for position in keys["position"]]
+    if name == "qwen3" and (asked := keys["gate"][0].positions.get("readout")):
+        fields[f"{asked}_attn_output_gate"] = True  # of Qiu et al., whose own code alone reads it
+    return fields
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# fla: layers of one mixer, maybe with softmax layers between them
+
+KEYS_OF_FLA = BASE | dict(
+    norm_eps="norm_eps", block_size="max_position_embeddings", mlp_width="intermediate_size",
+    delta_key_heads="num_heads",
+)  # fmt: skip
+KEYS_BY_HEAD = KEYS_OF_FLA | dict(delta_heads="num_v_heads", delta_key_dim="head_dim")
+BY_HEAD = ("gated_deltanet", "kda")  # widths are multiples of head_dim; those of others, of hidden_size
+FIELDS_OF_FLA: dict[str, Any] = {
+    "hidden_ratio": NUMBER, "conv_size": (int, 1, 1024), "use_short_conv": Rule(bool), "allow_neg_eigval": Rule(bool),
+    "output_gate_activation": {"swish", "silu", "sigmoid"}, "expand_k": NUMBER, "expand_v": NUMBER,
+    "use_gate": Rule(bool), "use_output_gate": Rule(bool), "hidden_act?": {"swish"}, "attnres_block_size?": NONE,
+    "feature_map?": NONE, "clamp_min?": NONE, "elementwise_affine?": YES, "qk_norm?": {"l2"},
+    "qk_activation?": {"silu"}, "use_beta?": YES, "safe_gate?": NO, "lower_bound?": NONE,
+    "attn?": {  # softmax layers
+        "layers": [(int, 0, 10_000), 0, 10_000], "num_heads": SIZE, "num_kv_heads?": OR_NONE,
+        "qkv_bias?": Rule(bool, choices=(False,), optional=True), "window_size?": OR_NONE,
+        "rope_theta?": Rule(float, above=1, optional=True),
+    },
+}  # fmt: skip
+DEFAULTS_OF_FLA: dict[str, Any] = dict(
+    intermediate_size=None, hidden_ratio=4, norm_eps=1e-6, tie_word_embeddings=False, conv_size=4, use_short_conv=True,
+    allow_neg_eigval=False, max_position_embeddings=2048, output_gate_activation="swish", num_v_heads=None,
+    expand_k=1.0, expand_v=1.0, use_gate=True, use_output_gate=True,
+)  # fmt: skip
+DEFAULTS_OF_GLA = DEFAULTS_OF_FLA | dict(expand_k=0.5, use_short_conv=False)
+
+
+def read_fla(config: dict, name: str) -> dict[str, Any]:
+    H, C, attn, is_gla = config["num_heads"], config["hidden_size"], config.get("attn", {}), name == "gla"
+    # DeltaNet was published without a gate, and Gated DeltaNet with SiLU: others are written as gates of the readout
+    is_native = name != "delta_net" and (name != "gated_deltanet" or config["output_gate_activation"] != "sigmoid")
+    has_gate = config["use_output_gate" if is_gla else "use_gate"] or name == "kda"
+    linear = (FAMILIES[name].mixer, "none" if not has_gate else "native" if is_native else "elementwise")
+    softmax = attn.get("layers", ())
+    layers = [("softmax", "none") if i in softmax else linear for i in range(config["num_hidden_layers"])]
+    width, value_heads = (config["head_dim"], config["num_v_heads"] or H) if name in BY_HEAD else (C / H, H)
+    key_dim, value_dim = width * config["expand_k"], width * config["expand_v"]
+    if any(abs(y - round(y)) > 1e-5 * y for y in (key_dim, value_dim)):
+        raise UserError(f"expand_k, expand_v: a head would have {key_dim:g} key and {value_dim:g} value channels")
+    heads, wide = attn.get("num_heads", H), -(-int(C * config["hidden_ratio"] * 2 / 3) // 256) * 256
+    if is_gla and not H == heads == config.get("num_kv_heads", H):
+        raise UserError(f"num_kv_heads, attn.num_heads: the gla here needs num_heads={H} everywhere")
+    short_conv = config["conv_size"] if config["use_short_conv"] else 0
+    if short_conv and (is_gla or ("softmax", "none") in layers and short_conv != 4):
+        raise UserError(f"conv_size={short_conv}: it would be in softmax layers, too, and without a SiLU in gla")
+    return dict(
+        n_head=heads, head_dim=max(1, C // heads), n_kv_head=attn.get("num_kv_heads"),  # of softmax layers
+        rope_base=attn.get("rope_theta") or 10000.0, window=str(attn.get("window_size") or "none"),
+        **by_layer(("attention", "gate"), layers), gate_activation="silu" if name == "delta_net" else "sigmoid",
+        delta_heads=value_heads, delta_key_dim=round(key_dim), delta_value_dim=round(value_dim),
+        short_conv=None if short_conv == 4 else short_conv,  # softmax layers have none unless it is named
+        beta_max=2.0 if config["allow_neg_eigval"] else 1.0, mlp_width=config["intermediate_size"] or wide,
+    )  # fmt: skip
+
+
+def write_fla(keys: dict, name: str) -> dict[str, Any]:
+    H, Dk, Dv = (keys[key] for key in ("delta_key_heads", "delta_key_dim", "delta_value_dim"))
+    softmax = [i for i, mixer in enumerate(keys["attention"]) if mixer == "softmax"]
+    gates = [gate for i, gate in enumerate(keys["gate"]) if i not in softmax]
+    is_native, width = any(gate.native for gate in gates), max(keys["short_conv"])
+    fields = dict(hidden_act="swish", use_short_conv=width > 0, conv_size=width or 4)
+    fields["allow_neg_eigval"] = keys["beta_max"] == 2
+    fields["use_output_gate" if name == "gla" else "use_gate"] = is_native or any(gate.positions for gate in gates)
+    if name in BY_HEAD:
+        fields["expand_v"] = factor(Dv, Dk)
+    else:
+        H = fields["num_heads"] = keys["n_head"] if name == "gla" else H
+        fields |= dict(expand_k=factor(H * Dk, keys["n_embd"]), expand_v=factor(H * Dv, keys["n_embd"]))
+    if name == "gated_deltanet":
+        fields["output_gate_activation"] = "swish" if is_native else "sigmoid"
+    if softmax:
+        fields["attn"] = dict(
+            layers=softmax, num_heads=keys["n_head"], num_kv_heads=keys["n_kv_head"], qkv_bias=False,
+            rope_theta=keys["rope_base"], window_size=keys["window"][softmax[0]],
+        )  # fmt: skip
+    return fields
+
+
+def factor(product: int, number: int) -> float:
+    """What number is multiplied by for product, also where fla cuts the result off to an int."""
+    quotient = product / number
+    return quotient if int(quotient * number) == product else math.nextafter(quotient, math.inf)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Mamba-2, of transformers and fla, and of its authors
+
+KEYS_OF_MAMBA2 = BASE | dict(
+    norm_eps="norm_eps", head_dim="head_dim", state_size="state_size", expand="expand", n_groups="n_groups",
+    short_conv="conv_kernel",
+)  # fmt: skip
+DEFAULTS_OF_MAMBA2 = dict(tie_word_embeddings=False, rmsnorm=True)
+NO_LIMIT = Rule(list, choices=([0.0, math.inf], [0.0, {"__float__": "Infinity"}]))  # Infinity is no JSON
+FIELDS_OF_MAMBA2: dict[str, Any] = {
+    "num_heads": SIZE, "use_bias?": NO, "use_conv_bias?": YES, "hidden_act?": {"silu", "swish"}, "rmsnorm": Rule(bool),
+    "norm_before_gate?": NO, "D_has_hdim?": NO, "time_step_limit?": NO_LIMIT, "dt_limit?": NO_LIMIT,
+}  # fmt: skip
+# what the config.json of the authors calls the fields of transformers, with the defaults of their code
+AUTHORS = {
+    "d_model": "hidden_size", "n_layer": "num_hidden_layers", "tie_embeddings": "tie_word_embeddings",
+    "d_state": "state_size", "d_conv": "conv_kernel", "headdim": "head_dim", "ngroups": "n_groups", "bias": "use_bias",
+    "conv_bias": "use_conv_bias",
+}  # fmt: skip
+SAME = {"layer", "expand", "D_has_hdim", "rmsnorm", "norm_before_gate", "dt_limit", "chunk_size"}
+DEFAULTS_OF_AUTHORS = dict(tie_embeddings=True, pad_vocab_size_multiple=8, norm_eps=1e-5)
+DEFAULTS_OF_SSM = dict(d_state=128, d_conv=4, expand=2, headdim=64, ngroups=1)
+FIELDS_OF_AUTHORS: dict[str, Any] = {
+    "d_model": SIZE, "pad_vocab_size_multiple": SIZE, "d_intermediate?": Rule(int, choices=(0,)), "rms_norm?": YES,
+    "attn_layer_idx?": Rule(list, choices=([],)), "ssm_cfg": {"layer": {"Mamba2"}, "headdim?": SIZE, "expand?": SIZE},
+}  # fmt: skip
+
+
+def of_authors(config: dict) -> dict:
+    """The config.json of Mamba-2's authors in the words of transformers. Raises UserError."""
+    config = DEFAULTS_OF_AUTHORS | config
+    checked(config, {}, FIELDS_OF_AUTHORS)
+    ssm = DEFAULTS_OF_SSM | config["ssm_cfg"]
+    if unknown := sorted(ssm.keys() - AUTHORS.keys() - SAME):
+        raise UserError(f"ssm_cfg.{unknown[0]}={show(ssm[unknown[0]])}: is not read")
+    heads = {"num_heads": ssm["expand"] * config["d_model"] // ssm["headdim"]}
+    return {AUTHORS.get(name, name): value for name, value in (config | ssm | heads).items()}
+
+
+def read_mamba2(config: dict, name: str) -> dict[str, Any]:
+    H, expand = config["num_heads"], config["expand"]
+    inner = expand * config["hidden_size"]
+    if H % expand or H * config["head_dim"] != inner:
+        raise UserError(f"num_heads={H}: must be a multiple of expand={expand}, and head_dim times it must be {inner}")
+    norm, padded = "published" if config["rmsnorm"] else "none", config.get("pad_vocab_size_multiple", 1)
+    return dict(n_head=H // expand, readout_norm=norm, pad_vocab_to=padded)
+
+
+def write_mamba2(keys: dict, name: str) -> dict[str, Any]:
+    """In the words of transformers, and norm_eps in fla's, too."""
+    fields = dict(layer_norm_epsilon=keys["norm_eps"], num_heads=keys["expand"] * keys["n_head"])
+    fields |= dict(conv_kernel=keys["short_conv"][0] or 4, use_bias=False, use_conv_bias=True, hidden_act="silu")
+    return fields
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# All families, and both ways of a config.json
+
+
+class Family(NamedTuple):
+    names: dict[str, str]  # of tensors
+    keys: dict[str, str]  # {our key: the field that it is}; a field obeys the rule of its key
+    fields: dict[str, Any]  # rules of other fields that are read or forbidden
+    defaults: dict[str, Any]  # of fields that a config.json may leave out
+    read: Callable[[dict, str], dict]  # (config.json, family): the keys that are not one field
+    write: Callable[[dict, str], dict]  # (what `compared` returns, family): the fields that are not one key
+    always: dict[str, Any] = {}  # keys that every model has
+    mixer: str | None = None  # of its linear layers
+
+
+LLAMA = Family(NAMES, KEYS, FIELDS, DEFAULTS, read_transformers, write_transformers)
+WINDOW_4096, EPS_1E5 = DEFAULTS | {"sliding_window": 4096}, DEFAULTS | {"rms_norm_eps": 1e-5}
+QWEN3_NEXT = LLAMA._replace(
+    keys=KEYS | KEYS_OF_DELTA,
+    defaults=DEFAULTS | dict(head_dim=256, partial_rotary_factor=0.25),
+    always={"qk_norm": True},
+    mixer="gated_deltanet",
+)
+OF_GPT2 = dict(norm="layer", bias=True, position="learned")
+GPT2 = Family(NAMES_OF_GPT2, KEYS_OF_GPT2, FIELDS_OF_GPT2, DEFAULTS_OF_GPT2, read_gpt2, write_gpt2, OF_GPT2)
+FLA = Family(NAMES_OF_FLA, KEYS_OF_FLA, FIELDS_OF_FLA, DEFAULTS_OF_FLA, read_fla, write_fla)
+MAMBA2 = Family(NAMES_OF_MAMBA2, KEYS_OF_MAMBA2, FIELDS_OF_MAMBA2, DEFAULTS_OF_MAMBA2, read_mamba2, write_mamba2)
+MAMBA2 = MAMBA2._replace(always=dict(attention="mamba2", gate="native", mlp="none"), mixer="mamba2")
+FAMILIES = {  # by model_type, but for nanogpt and mamba_ssm
+    "llama": LLAMA,
+    "qwen3": LLAMA._replace(keys=KEYS | {"qk_norm": "use_qk_norm"}, defaults=DEFAULTS_OF_QWEN3),
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": QWEN3_NEXT,
+    "gpt2": GPT2,
+    "mistral": LLAMA._replace(defaults=WINDOW_4096),
+    "qwen2": LLAMA._replace(defaults=WINDOW_4096, always={"qkv_bias": True}),
+    "smollm3": LLAMA._replace(defaults=DEFAULTS | dict(tie_word_embeddings=True, rope_theta=2e6)),
+    "olmo2": LLAMA._replace(names=NAMES_OF_OLMO2, defaults=EPS_1E5, always=OF_OLMO2),
+    "phi3": LLAMA._replace(names={"softmax.qkv": "self_attn.qkv_proj"} | NAMES, defaults=EPS_1E5),
+    "nanogpt": GPT2._replace(keys=KEYS_OF_NANOGPT),
+    "gla": FLA._replace(names=NAMES_OF_GLA, defaults=DEFAULTS_OF_GLA, mixer="gla"),
+    "gated_deltanet": FLA._replace(
+        keys=KEYS_BY_HEAD, defaults=DEFAULTS_OF_FLA | {"expand_v": 2.0}, mixer="gated_deltanet"
+    ),
+    "delta_net": FLA._replace(defaults=DEFAULTS_OF_FLA | {"use_gate": False}, mixer="deltanet"),
+    "kda": FLA._replace(names=NAMES_OF_KDA, keys=KEYS_BY_HEAD, always={"native_bias": True}, mixer="kda"),
+    "mamba2": MAMBA2,
+    "mamba_ssm": MAMBA2,
+}
+CLASSES = {  # of what is written, without "ForCausalLM"; other families are only read
+    "llama": "Llama", "qwen3": "Qwen3", "qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5", "gpt2": "GPT2LMHeadModel",
+    "mistral": "Mistral", "qwen2": "Qwen2", "smollm3": "SmolLM3", "olmo2": "Olmo2", "phi3": "Phi3",
+    "gla": "GLA", "gated_deltanet": "GatedDeltaNet", "delta_net": "DeltaNet", "kda": "KDA", "mamba2": "Mamba2",
+}  # fmt: skip
+
+
 def family_of(config: dict) -> str:
-    """A key of FAMILIES, or of those in families_linear.py. Raises UserError for a model that is not read."""
+    """A key of FAMILIES. Raises UserError for a model that is not read."""
     if isinstance(config, dict) and "ssm_cfg" in config:
         return "mamba_ssm"
-    if wrong := wrong_field(config, {"model_type": FAMILIES.keys() | families_linear.FAMILIES.keys() - {"mamba_ssm"}}):
-        raise UserError(wrong)
+    checked(config, {}, {"model_type": FAMILIES.keys() - {"mamba_ssm"}})
     return config["model_type"]
 
 
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here does not have. No
     field is null but sliding_window, where that is no window, and not the family's."""
-    family = family_of(config)
-    if family in families_linear.FAMILIES:
-        return families_linear.keys_of(config, family, block_size)
-    optional = ("tie_embeddings", "norm_eps", "n_kv_head", *FAMILIES[family].optional)
-    keys = families_linear.checked(config, FAMILIES[family].keys, FIELDS, optional)
-    if family in ("gpt2", "nanogpt"):
-        mlp = "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh"
-        more = dict(mlp_width=4 * config["n_embd"], norm_eps=1e-5, n_kv_head=config["n_head"], tie_embeddings=True)
-        more |= dict(mlp=mlp, norm="layer", bias=True, position="learned")
-    else:
-        more = rope_keys(config, family) | layer_keys(config, family)
-    return more | keys | {"block_size": min(block_size, keys["block_size"])}
+    name = family_of(config)
+    family = FAMILIES[name]
+    config = family.defaults | (of_authors(config) if name == "mamba_ssm" else config)
+    if family.mixer == "mamba2" and "layer_norm_epsilon" in config:  # of transformers
+        config = {"norm_eps": config["layer_norm_epsilon"]} | config
+    # the folder of the weights that are not quantised is read
+    keys = checked(config, family.keys, family.fields | {"quantization_config?": Rule(dict, choices=({},))})
+    keys = {"mlp": "swiglu"} | family.always | keys | family.read(config, name)
+    return keys | {"block_size": min(block_size, keys.get("block_size", block_size))}
 
 
-def rope_keys(config: dict, family: str) -> dict[str, Any]:
-    """The keys that say more than a field of the config.json of a model with RoPE does, and defaults of others."""
-    is_gated = family in GATED
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"  # there, the old spelling hides the new
-    rope = config.get(name, {})
-    kind, always = rope.get("rope_type", rope.get("type", "default")), FAMILIES[family].always
-    allowed = ["default"] if family in PARTIAL else list(ROPES)
-    if kind not in allowed or any(isinstance(value, dict) for value in rope.values()):
-        raise UserError(f"{name}={show(rope)}: {family} has {' or '.join(allowed)} RoPE here, the same in all layers")
-    fraction = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25 if is_gated else 1.0))
-    if fraction != 1 and family not in PARTIAL:
-        words = f"{family} of transformers turns all channels of a head"
-        raise UserError(f"partial_rotary_factor={show(fraction)}: {words}")
-    keys = {
-        "norm_eps": 1e-6,
-        "n_kv_head": config["num_attention_heads"],
-        "tie_embeddings": False,
-        "mlp": "swiglu",
-        "qk_norm": config.get("use_qk_norm", True) if family == "qwen3" else is_gated,
-        **always,
-        "rope_base": rope.get("rope_theta", config.get("rope_theta", always.get("rope_base", 10000.0))),
-        "rope_fraction": fraction,
-    }
-    if kind == "default":
-        return keys
-    length = config.get(LENGTH, rope.get(LENGTH, config["max_position_embeddings"]))  # beside the dict it counts more
-    fields = {name: FIELDS_OF_ROPE[name] for name in ROPES[kind]}
-    if wrong := wrong_field({LENGTH: length} | rope, fields, "rope"):
+def checked(config: dict, keys: dict[str, str], fields: dict, name: str = "") -> dict[str, Any]:
+    """The keys that are one field each. Raises UserError where those, or other fields, disobey their rules."""
+    rules = rules_of(GPTConfig)
+    if wrong := wrong_field(config, {field: rules[key] for key, field in keys.items()} | fields, name):
         raise UserError(wrong)
-    if other := sorted(rope.keys() - fields.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}):
-        raise UserError(f"rope_type={kind!r}: its {other[0]}={show(rope[other[0]])} is not read")
-    keys |= {} if kind == "dynamic" else {"rope_scaling": kind, "rope_factor": rope["factor"]}
-    return keys | ({"rope_length": length} if kind in WITH_ROPE_LENGTH else {})
+    return {key: config[field] for key, field in keys.items()}
 
 
-def layer_keys(config: dict, family: str) -> dict[str, Any]:
-    """The keys that differ by layer: its mixer, its gate, its window, and whether it has RoPE. Raises UserError."""
-    n_layer, is_gated = config["num_hidden_layers"], family in GATED
-    every = config.get("full_attention_interval", 4) if is_gated else 1
-    default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n_layer)]
-    ropes = [1] * n_layer
-    if family == "smollm3":
-        every = config.get("no_rope_layer_interval", 4)
-        ropes = config.get("no_rope_layers", [(i + 1) % every for i in range(n_layer)])[:n_layer]
-    if len(ropes) < n_layer:
-        raise UserError(f"no_rope_layers={show(ropes)}: must have a number for each of {n_layer} layers")
-    has_windows = family in ALL_LAYERS or (family in BY_LAYER and config.get("use_sliding_window"))
-    window = config.get("sliding_window", FAMILIES[family].window) if has_windows else None
-    if window:
-        first = 0 if family in ALL_LAYERS else config.get("max_window_layers", 28)
-        has_window = [not ropes[i] if family == "smollm3" else i >= first for i in range(n_layer)]
-        default = ["sliding_attention" if x else "full_attention" for x in has_window]
-    types = config.get("layer_types", default)
-    asked = [name for name in ("elementwise", "headwise") if config.get(f"{name}_attn_output_gate")]
-    gate = "elementwise" if is_gated else asked[0] if asked and family == "qwen3" else "none"
-    layers = {} if window and family in ALL_LAYERS else {"full_attention": ("softmax", gate, "none")}
-    layers |= {"sliding_attention": ("softmax", gate, str(window))} if window else {}
-    layers |= {"linear_attention": ("gated_deltanet", "native", "none")} if is_gated else {}
-    if len(types) != n_layer or not layers.keys() >= set(types):
-        allowed = " or ".join(layers)
-        raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
-    words = [(*layers[kind], "rope" if has_rope else "none") for kind, has_rope in zip(types, ropes, strict=True)]
-    return families_linear.by_layer(("attention", "gate", "window", "position"), words)
+def config_of(config: GPTConfig, name: str, weights: dict) -> dict[str, Any]:
+    """Their config.json for a model of ours, without what it has no field for. Raises UserError."""
+    family, widths = FAMILIES[name], {len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")}
+    keys, architecture = compared(config) | {"mlp_width": max(widths, default=None)}, CLASSES[name]
+    has_other_mixers = not {"softmax", family.mixer} >= {*keys["attention"]}
+    if has_other_mixers or len(widths) != 1 and "mlp_width" in family.keys:
+        raise UserError(f"attention={config.attention!r} with MLPs of {len(widths)} widths: {name} has no such layers")
+    about = {
+        "architectures": [architecture if architecture.endswith("Model") else f"{architecture}ForCausalLM"],
+        "model_type": name,
+        "dtype": str(weights["wte.weight"].dtype).removeprefix("torch."),
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # some classes have numbers of their own
+    }
+    return about | {field: keys[key] for key, field in family.keys.items()} | family.write(keys, name)
 
 
-class Part(NamedTuple):
-    """Tensors of theirs and of ours that hold the same blocks of rows, each block named by a letter. A tensor has the
-    rows of each of its blocks in group 0, then those in group 1 ..."""
-
-    theirs: dict[str, tuple[int, str]]  # {name: (groups, blocks)}
-    ours: dict[str, tuple[int, str]]
-    sizes: dict[str, int]  # rows of a block; none where a tensor keeps its rows
-    translation: tuple[Callable, Callable]  # of the numbers: theirs to ours, ours to theirs
-
-    def to_ours(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-        return list(map(self.translation[0], rearranged(weights, self.theirs, self.ours, self.sizes)))
-
-    def to_theirs(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-        return rearranged(map(self.translation[1], weights), self.ours, self.theirs, self.sizes)
-
-
-def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
-    """Yields every Part of the model, each tensor in one of them. names: those of our tensors."""
-    layers, is_linear, shared = config.layers(), family in families_linear.FAMILIES, {}
-    table = families_linear.FAMILIES[family] if is_linear else FAMILIES[family].names
-    for i, (mixer, gate) in enumerate(layers):
-        for theirs, ours, sizes in shared_rows(config, family, mixer, gate):
-            for kind in ("weight", "bias"):
-                there = {f"{table['^blocks']}.{i}.{name}.{kind}": blocks for name, blocks in theirs.items()}
-                here = {f"blocks.{i}.{name}.{kind}": blocks for name, blocks in ours.items()}
-                shared |= dict.fromkeys(here, (there, here, sizes))
-    for name in names:
-        theirs = name
-        if name.startswith("blocks") and not is_linear:
-            theirs = name.replace("mixer", layers[int(name.split(".")[1])][0])
-        for pattern, replacement in table.items():
-            theirs = re.sub(pattern, replacement, theirs)
-        there, here, sizes = shared.get(name, ({theirs: (1, "")}, {name: (1, "")}, {}))
-        if name == next(iter(here)):  # the others come with the first
-            yield Part(there, here, sizes, translation(name, family, config.block_size))
-
-
-def shared_rows(config: GPTConfig, family: str, mixer: str, gate: Any) -> Iterator[tuple[dict, dict, dict]]:
-    """The weights of a layer whose rows are shared out otherwise there: the first three fields of Part, each name
-    without its layer and kind. The model need not have all of them.
-
-    Softmax: q_proj may have the rows of the gate (g). Gated DeltaNet: ours has q, k, v, beta and dt in in_proj, and its
-    gate z apart; Mamba-2's has all but the gate.
-    """
-    is_of_fla, (Hk, H, Dk, Dv) = family in families_linear.MIXERS, config.delta_sizes
-    sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
-    if family == "phi3":
-        sizes = dict.fromkeys("gu", config.mlp_width)
-        yield {"mlp.gate_up_proj": (1, "gu")}, {"mlp.glu": (1, "g"), "mlp.up": (1, "u")}, sizes
-    elif mixer == "mamba2":
-        H = config.expand * config.n_head
-        sizes = {"z": H * config.head_dim, "x": H * config.head_dim + 2 * config.n_groups * config.state_size + H}
-        yield {"mixer.in_proj": (1, "zx")}, {"mixer.in_proj": (1, "x"), "mixer.gates.native.proj": (1, "z")}, sizes
-    elif mixer == "softmax" and family not in ("gpt2", "nanogpt"):
-        H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
-        granularity, place = gate.positions.get("readout", "none"), "attn" if is_of_fla else "self_attn"
-        sizes = {"q": H * D, "k": Hk * D, "v": Hk * D, "g": H if granularity == "headwise" else H * D}
-        in_q_proj = (1, "q") if granularity == "none" else (H if family in GATED else Hk, "qg")
-        theirs = {f"{place}.q_proj": in_q_proj, f"{place}.k_proj": (1, "k"), f"{place}.v_proj": (1, "v")}
-        with_gate = {} if granularity == "none" else {"mixer.gates.readout.proj": (1, "g")}
-        yield theirs, {"mixer.qkv": (1, "qkv")} | with_gate, sizes
-    elif is_of_fla:
-        in_proj = "qkvba" if mixer == "gated_deltanet" else "qkvb"
-        for ours, theirs, blocks in (("qkv", "proj", "qkv"), ("in_proj", "proj", in_proj), ("conv", "conv1d", "qkv")):
-            yield {f"attn.{block}_{theirs}": (1, block) for block in blocks}, {f"mixer.{ours}": (1, blocks)}, sizes
-    elif mixer == "gated_deltanet":
-        layout = {"qkvz": Hk, "ba": Hk} if family == "qwen3_next" else {"qkv": 1, "b": 1, "a": 1, "z": 1}
-        theirs = {f"linear_attn.in_proj_{blocks}": (groups, blocks) for blocks, groups in layout.items()}
-        yield theirs, {"mixer.in_proj": (1, "qkvba"), "mixer.gates.native.proj": (1, "z")}, sizes
-
-
-def translation(name: str, family: str, block_size: int) -> tuple[Callable, Callable]:
-    """(theirs to ours, ours to theirs) of a tensor of ours."""
-    if name == "wpe.weight":  # as many positions as are kept
-        return lambda w: w[:block_size], lambda w: w
-    if family == "gpt2" and name.startswith("blocks"):
-        return torch.t, torch.t  # linear layers are (inputs, outputs) there; vectors stay as they are
-    if name.endswith("mixer.conv.weight"):  # (channels, 1, width), ours (width, channels)
-        return lambda w: w.squeeze(1).T, lambda w: w.T[:, None]
-    if family in GATED and "norm" in name and "mixer.norm" not in name:  # in bfloat16 the sum would lose digits
-        return lambda w: at_least_float32(w) + 1, lambda w: at_least_float32(w) - 1
-    return lambda w: w, lambda w: w
-
-
-def rearranged(weights: Iterable[torch.Tensor], before: dict, after: dict, sizes: dict) -> list[torch.Tensor]:
-    """The rows of weights in the layout `before` in the layout `after`, both {name: (groups, blocks)}."""
-    if not sizes:
-        return list(weights)  # without a copy: they may be mapped
-    rows = {}  # of each block: (groups, rows of a group, inputs), then without groups
-    for weight, (groups, blocks) in zip(weights, before.values(), strict=True):
-        parts = weight.unflatten(0, (groups, -1)).split([sizes[block] // groups for block in blocks], dim=1)
-        rows |= {block: part.flatten(0, 1) for block, part in zip(blocks, parts, strict=True)}
-    return [
-        torch.cat([rows[block].unflatten(0, (groups, -1)) for block in blocks], dim=1).flatten(0, 1)
-        for groups, blocks in after.values()
-    ]
+def compared(config: GPTConfig) -> dict[str, Any]:
+    """All keys: a pattern as what each layer has, and the number that follows from others where one is None."""
+    layers = config.layers()
+    published = [0 if mixer in ("softmax", "gla") else 4 for mixer, _ in layers]
+    return vars(config) | dict(
+        zip(KEYS_OF_DELTA, config.delta_sizes, strict=True),
+        n_kv_head=config.n_kv_head or config.n_head,
+        rope_length=config.rope_length or config.block_size if config.rope_scaling in WITH_ROPE_LENGTH else None,
+        attention=[mixer for mixer, _ in layers],
+        # a native gate is none where a mixer was published without one
+        gate=[gate._replace(native=gate.native and MIXERS[mixer].native_gate is not None) for mixer, gate in layers],
+        window=[config.window_of(i) if mixer == "softmax" else None for i, (mixer, _) in enumerate(layers)],
+        position=[word_of(config.position, i) for i in range(len(layers))],
+        short_conv=published if config.short_conv is None else [config.short_conv] * len(layers),
+    )

@@ -17,7 +17,8 @@ import torch
 import configurator
 from configurator import UserError
 from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
-from hub.families import FAMILIES, family_of, keys_of, parts_of
+from hub.families import FAMILIES, family_of, keys_of
+from hub.tensors import parts_of
 from model import GPTConfig
 from runs.checkpoint import check_tensors, import_safetensors, load_torch, save_folder
 from runs.files import claim, new_folder, one_line, read_json, switch, write_whole
@@ -28,9 +29,6 @@ TOKENIZER_FILES = (
     TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
-PREFIX = {  # of names of tensors; a folder may leave it out
-    "gpt2": "transformer.", "nanogpt": "transformer.", "mamba2": "backbone.", "mamba_ssm": "backbone.",
-}  # fmt: skip
 SPELLINGS = {  # of names of tensors: with a part for images; fla's norm with a gate in one kernel; older; compiled
     "model.language_model.": "model.", ".g_norm_swish_gate.": ".g_norm.", "backbone.embedding.": "backbone.embeddings.",
     "_orig_mod.": "",
@@ -77,8 +75,8 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    length = {"gpt2": "n_positions", "nanogpt": "block_size"}.get(family, "max_position_embeddings")
-    return checkpoint, their_config.get(length, 0), file  # a state space model has any length
+    longest = their_config.get(FAMILIES[family].keys.get("block_size"), 0)  # a state space model has any length
+    return checkpoint, longest, file
 
 
 def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
@@ -106,7 +104,7 @@ def with_usual_names(content: Any, file: Path, family: str) -> dict[str, torch.T
         raise UserError(f"{file}: holds no table of tensors")
     content = {name: tensor for name, tensor in content.items() if not re.match(LEFT_OUT, str(name))}
     check_tensors(content, file)
-    tensors, prefix = {}, PREFIX.get(family, "model.")
+    tensors, prefix = {}, FAMILIES[family].names["^blocks"].partition(".")[0] + "."  # which a folder may leave out
     for name, tensor in content.items():
         for other, usual in SPELLINGS.items():
             name = name.replace(other, usual, 1)

@@ -116,36 +116,28 @@ def test_a_context_is_read_once_for_its_continuations(name, batch_size):
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
-def test_a_long_text_is_read_in_windows_and_a_context_is_cut_at_its_start(trained, helpers):
-    own = harness.NanogateLM(checkpoint=str(trained("softmax")), device="cpu")
-    written = "The quick brown fox jumps over the lazy dog, and again over the other one."
-    ids = [10, *written.encode()]
-    (found,) = own.loglikelihood_rolling(requests((written,)))
-    expected = definition(own.model, ids[:1], ids[1:33])[0] + definition(own.model, ids[32:33], ids[33:65])[0]
-    expected += definition(own.model, ids[-33:65], ids[65:])[0]
-    assert found == pytest.approx(expected, abs=1e-3)
-    ((nats, _),) = own.loglikelihood(requests((written, " It")))
-    assert nats == pytest.approx(definition(own.model, ids[-30:], list(b" It"))[0], abs=1e-3)
-    message = helpers.error_of(own.loglikelihood, requests(("a", "b" * 33)))
-    assert message == "a continuation of 33 tokens is longer than block_size=32"
-
-
-@pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
-def test_a_model_whose_rows_began_with_an_id_reads_it_before_every_text(trained, tmp_path):
+@pytest.mark.parametrize("first", [[], [0]])
+def test_a_long_text_is_read_in_windows_each_behind_what_rows_of_the_training_began_with(
+    first, trained, helpers, tmp_path
+):
     folder = shutil.copytree(trained("softmax"), tmp_path / "out")
     checkpoint = checkpoints.load(folder)
-    checkpoint["data"]["first_ids"] = [0]
+    checkpoint["data"]["first_ids"] = first
     checkpoints.save(folder / "ckpt.pt", checkpoint)
-    own = harness.NanogateLM(checkpoint=str(folder), device="cpu")
-    assert own.prefix_token_id == 0
-    for context in ("", "The quick"):
-        (found,) = own.loglikelihood(requests((context, " fox")))
-        assert found[0] == pytest.approx(definition(own.model, [0, *context.encode()], list(b" fox"))[0], rel=1e-5)
-    written = "The quick brown fox jumps over the lazy dog."
+    own, n = harness.NanogateLM(checkpoint=str(folder), device="cpu"), 32 - len(first)
+    written = "The quick brown fox jumps over the lazy dog, and again over the other one."
+    ids = [*(first or b"\n"), *written.encode()]
+    assert own.prefix_token_id == ids[0]
+    windows = [(ids[:1], ids[1 : n + 1]), ([*first, ids[n]], ids[n + 1 : 2 * n + 1])]
+    windows.append(([*first, *ids[-n - 1 : 2 * n + 1]], ids[2 * n + 1 :]))
     (found,) = own.loglikelihood_rolling(requests((written,)))
-    ids = [0, *written.encode()]  # 31 bytes behind the first id make a row of 32
-    expected = definition(own.model, ids[:1], ids[1:32])[0] + definition(own.model, [0, *ids[-32:32]], ids[32:])[0]
-    assert found == pytest.approx(expected, abs=1e-3)
+    assert found == pytest.approx(sum(definition(own.model, *window)[0] for window in windows), abs=1e-3)
+    contexts = {"": ids[:1], "The quick": [*first, *b"The quick"], written: [*first, *ids[2 - n :]]}  # cut at its start
+    for context, behind in contexts.items():
+        ((nats, _),) = own.loglikelihood(requests((context, " It")))
+        assert nats == pytest.approx(definition(own.model, behind, list(b" It"))[0], abs=1e-3)
+    message = helpers.error_of(own.loglikelihood, requests(("a", "b" * (n + 1))))
+    assert message == f"a continuation of {n + 1} tokens is longer than block_size={n}"
 
 
 def test_an_imported_model_has_the_special_tokens_of_its_folder(trained, tmp_path):

@@ -29,7 +29,7 @@ from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
-from hub import families
+from hub import families, tensors
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 
@@ -350,7 +350,7 @@ NOT_HELD = {
         attention="softmax,kda", gate="native,none", qk_norm=False, head_dim=4
     ),
     "delta_heads=4: there it can only be 2": dict(attention="deltanet", delta_key_heads=2),
-    "attention='kda,gla': there it can only be 'gla'": dict(attention="kda,gla"),
+    "attention='kda,gla' with MLPs of": dict(attention="kda,gla"),
     "head_dim=8: there it can only be 4": dict(attention="gated_deltanet,softmax", qk_norm=False),
     "mlp='swiglu': there it can only be 'none'": dict(attention="mamba2", gate="native", head_dim=4),
     "logit_softcap=30.0": dict(logit_softcap=30.0),
@@ -504,7 +504,7 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
 
 
 def test_norms_that_hold_one_plus_weight_keep_the_digits_of_float64():
-    to_ours, to_theirs = families.translation("norm.weight", "qwen3_next", 64)
+    to_ours, to_theirs = tensors.translation("norm.weight", "qwen3_next", 64)
     weight = 1e-9 * torch.rand(8, dtype=torch.float64)
     torch.testing.assert_close(to_theirs(to_ours(weight)), weight, rtol=0, atol=1e-15)
 
