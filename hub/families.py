@@ -133,10 +133,6 @@ def write_gpt2(keys: dict, name: str) -> dict[str, Any]:
     return {"activation_function": "gelu" if keys["mlp"] == "gelu" else "gelu_new"}
 
 
-def read_transformers(config: dict, name: str) -> dict[str, Any]:
-    return read_rope(config, name) | read_layers(config, name)
-
-
 def read_rope(config: dict, name: str) -> dict[str, Any]:
     field = "rope_scaling" if config["rope_scaling"] else "rope_parameters"  # there, the old spelling hides the new
     rope, allowed = config[field], ["default"] if name in PARTIAL else list(ROPES)
@@ -156,9 +152,9 @@ def read_rope(config: dict, name: str) -> dict[str, Any]:
     return keys | ({"rope_scaling": kind} if scaled else {})
 
 
-def read_layers(config: dict, name: str) -> dict[str, Any]:
-    """The keys that differ by layer: its mixer, its gate, its window, and whether it has RoPE."""
-    n_layer, mixer = config["num_hidden_layers"], FAMILIES[name].mixer
+def read_transformers(config: dict, name: str) -> dict[str, Any]:
+    """The keys of RoPE, and those that differ by layer: its mixer, its gate, its window, and whether it has RoPE."""
+    of_rope, n_layer, mixer = read_rope(config, name), config["num_hidden_layers"], FAMILIES[name].mixer
     every = config["full_attention_interval"] if mixer else 1
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(n_layer)]
     ropes = [1] * n_layer
@@ -183,7 +179,7 @@ def read_layers(config: dict, name: str) -> dict[str, Any]:
         allowed = " or ".join(layers)
         raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
     words = [(*layers[kind], "rope" if has_rope else "none") for kind, has_rope in zip(types, ropes, strict=True)]
-    return by_layer(("attention", "gate", "window", "position"), words)
+    return of_rope | by_layer(("attention", "gate", "window", "position"), words)
 
 
 def by_layer(names: tuple[str, ...], layers: list) -> dict[str, str]:
