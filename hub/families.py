@@ -126,7 +126,8 @@ ROPES: dict[str, tuple[dict, dict]] = {  # by rope_type: {our key: field}, {othe
 
 
 def read_gpt2(config: dict, name: str) -> dict[str, Any]:
-    return {"mlp": "gelu" if config["activation_function"] == "gelu" else "gelu_tanh"}
+    mlp = "gelu" if config["activation_function"] == "gelu" else "gelu_tanh"
+    return {"mlp": mlp, "mlp_width": config.get("n_inner") or 4 * config["n_embd"]}
 
 
 def write_gpt2(keys: dict, name: str) -> dict[str, Any]:
@@ -179,6 +180,7 @@ def read_transformers(config: dict, name: str) -> dict[str, Any]:
         allowed = " or ".join(layers)
         raise UserError(f"layer_types={show(types)}: must be {allowed} for each of {n_layer} layers")
     words = [(*layers[kind], "rope" if has_rope else "none") for kind, has_rope in zip(types, ropes, strict=True)]
+    of_rope["n_kv_head"] = config["num_key_value_heads"] or config["num_attention_heads"]
     return of_rope | by_layer(("attention", "gate", "window", "position"), words)
 
 
