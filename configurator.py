@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from runs.files import parse_json, read_regular, refuse_twice
+from runs.files import is_of_memory, parse_json, read_regular, refuse_twice
 from runs.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
 
 FIRST_TELLS = 60.0  # seconds in which torchrun's first process on a machine tells a mistake that all have
@@ -96,11 +96,6 @@ def report(error: BaseException) -> Any:
         time.sleep(FIRST_TELLS)
     print(line, file=sys.stderr)
     return status
-
-
-def is_of_memory(error: BaseException) -> bool:
-    words = ("allocate memory", "not enough memory", "out of memory")  # of torch on a CPU, on CUDA and on MPS
-    return isinstance(error, MemoryError) or any(part in str(error) for part in words)
 
 
 WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}  # 64 bits, and float32: the values go into tensors

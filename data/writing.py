@@ -131,14 +131,13 @@ def write_examples(
 @contextlib.contextmanager
 def _new_folder(out_dir, meta, splits):
     """A folder to write to. At the end its files and meta.json replace the data set in out_dir. Raises UserError."""
-    with files.new_folder(out_dir) as new:
+    old = []
+    with contextlib.suppress(UserError):  # there is no old one, or none that can be read
+        old = [entry["file"] for entry in files_of(read_meta(Path(out_dir)))]
+    with files.new_folder(out_dir, "meta.json", old) as new:
         yield new
         meta["splits"] = splits
-        names = [*(entry["file"] for entry in files_of(meta)), "meta.json"]
-        with contextlib.suppress(UserError):  # there is no old one, or none that can be read
-            names = [*({entry["file"] for entry in files_of(read_meta(Path(out_dir)))} - {*names}), *names]
         files.write_text(new / "meta.json", json.dumps(meta, indent=1) + "\n")
-        files.switch(out_dir, names)
 
 
 def _save_shard(folder, split, shards, values, **facts):

@@ -21,7 +21,7 @@ from hub.families import FAMILIES, family_of, keys_of
 from hub.tensors import parts_of
 from model import GPTConfig
 from runs.checkpoint import check_tensors, import_safetensors, load_torch, save_folder
-from runs.files import claim, new_folder, one_line, read_json, switch, write_whole
+from runs.files import claim, new_folder, one_line, read_json, write_whole
 from runs.memory import without_data
 from runs.rules import wrong_field
 
@@ -172,11 +172,10 @@ def export_to(folder: Path, file: Path, weights: dict, about: dict, data: dict, 
     if TOKENIZER_FILE not in contents and os.path.isfile(of_data):
         content = configurator.read_regular(of_data, MOST_TOKENIZER)
         contents |= {TOKENIZER_FILE: content} if name_of_file(content) == data.get("tokenizer") else {}
-    is_older_export = claim(folder, "export", overwrite)
-    with new_folder(folder) as new:
+    # an older export's tokenizer must not stay
+    old = TOKENIZER_FILES if claim(folder, "export", overwrite) else ()
+    with new_folder(folder, "config.json", old) as new:
         for name, content in contents.items():
             write_whole(new / name, lambda file, content=content: file.write(content))
         save_folder(new, weights, about)
-        # config.json comes last, since nobody reads a folder without it; an older export's tokenizer must not stay
-        switch(folder, [*(TOKENIZER_FILES if is_older_export else contents), "model.safetensors", "config.json"])
     return ", ".join(["model.safetensors", "config.json", *contents])

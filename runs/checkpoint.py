@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import configurator
-from configurator import UserError, is_of_memory, show
+from configurator import UserError, show
 from data.shards import MAX_VOCAB, Dataset, open_dataset
 from model import GPT, GPTConfig
 from runs import sharded
@@ -48,13 +48,10 @@ IN_SHARDS = {"shards": {"folder": TEXT, "files": {str: TEXT}}, "optimizer": {"st
 WEIGHTS, ALL = ("model",), ("model", "optimizer")  # what load reads of a checkpoint in shards
 
 
-def save(path: Path | str, checkpoint: dict, also: Path | None = None) -> None:
-    """torch.save with the format number, whole or not at all, under two names at most (files.write_whole).
-
-    Raises UserError.
-    """
+def save(path: Path | str, checkpoint: dict) -> None:
+    """torch.save with the format number, whole or not at all (files.write_whole). Raises UserError."""
     try:
-        write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file), also)
+        write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file))
     except RuntimeError as error:  # torch's own, over the OSError of a full disk
         raise UserError(f"{path}: cannot be written ({error.__context__ or error})") from None
 
@@ -77,11 +74,6 @@ def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict) -> 
     write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))  # load has refused what is no JSON
 
 
-def first_line(error: Exception) -> str:
-    """Of what a library raised; its name, if it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
 def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHTS) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint.
 
@@ -90,10 +82,12 @@ def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHT
     """
     path = find_checkpoint(path)
     checkpoint = load_torch(path, mapped) if path.suffix not in OF_FOLDERS else _load_folder(path)
-    try:
-        _check(checkpoint)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: no checkpoint of this project ({error})") from None
+    fields = FIELDS | (IN_SHARDS if isinstance(checkpoint, dict) and "shards" in checkpoint else {})
+    with one_line(f"{path}: no checkpoint of this project", ValueError, TypeError):
+        wrong = wrong_field(checkpoint, fields)
+        if wrong or not isinstance(checkpoint.get("model"), dict):
+            raise ValueError(wrong or "it has no model")
+        json.dumps([checkpoint.get(name) for name in ("model_args", "data")], allow_nan=False)
     if (number := checkpoint.get("format")) != FORMAT:
         reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
         raise UserError(f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}")
@@ -114,16 +108,6 @@ def check_tensors(tensors: dict, path: Path) -> None:
     for name, tensor in tensors.items():
         if wrong := wrong_tensor(tensor) if isinstance(name, str) else "is no name":
             raise UserError(f"{path}: its {show(name)} {wrong}")
-
-
-def _check(checkpoint):
-    """Raises ValueError or TypeError, with the reason, for what is no checkpoint of this project."""
-    parts = checkpoint if isinstance(checkpoint, dict) else {}
-    if missing := [name for name in ("model", "model_args") if not isinstance(parts.get(name), dict)]:
-        raise ValueError(f"it has no {' and no '.join(map(repr, missing))}")
-    if wrong := wrong_field(checkpoint, FIELDS | (IN_SHARDS if "shards" in checkpoint else {})):
-        raise ValueError(wrong)
-    json.dumps([checkpoint.get(name) for name in ("model_args", "data")], allow_nan=False)
 
 
 def wrong_tensor(tensor: Any) -> str | None:
@@ -151,23 +135,20 @@ def load_torch(path: Path, mapped: bool = False) -> Any:
     mapped: the tensors stay in the file until they are read; a process dies if the file is overwritten in place then.
     """
     _, _, local_rank, local_size = places_of_torchrun()
-    try:
-        with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
-            # compressed numbers cannot be mapped, and torch would take their bytes for numbers
-            mapped = mapped and all(record.compress_type == zipfile.ZIP_STORED for record in archive.filelist)
-            archive.filelist = archive.filelist[local_rank::local_size]  # the processes of a machine share the work
-            damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
-        if damaged is None:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        wrong = f"damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint"
-    except zipfile.BadZipFile:
-        wrong = "cut short, damaged, or no checkpoint"
-    except pickle.UnpicklingError:
-        wrong = "refused, it is damaged or holds more than tensors and plain values"
-    except Exception as error:  # a damaged pickle may raise anything: IndexError, struct.error, KeyError
-        if is_of_memory(error):
-            raise
-        wrong = f"damaged, or no checkpoint ({first_line(error)})"
+    with one_line(f"{path}: damaged, or no checkpoint"):  # a damaged pickle may raise IndexError, struct.error ...
+        try:
+            with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
+                # compressed numbers cannot be mapped, and torch would take their bytes for numbers
+                mapped = mapped and all(record.compress_type == zipfile.ZIP_STORED for record in archive.filelist)
+                archive.filelist = archive.filelist[local_rank::local_size]  # the processes of a machine share the work
+                damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
+            if damaged is None:
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            wrong = f"damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint"
+        except zipfile.BadZipFile:
+            wrong = "cut short, damaged, or no checkpoint"
+        except pickle.UnpicklingError:
+            wrong = "refused, it is damaged or holds more than tensors and plain values"
     raise UserError(f"{path}: {wrong}")
 
 
@@ -228,7 +209,7 @@ def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path 
 
     The weights are not copied where they have the model's dtype and are on its device: the model then owns them.
     """
-    try:
+    with one_line(f"{path}: its weights are not those of its config", RuntimeError, TypeError, OverflowError):
         with torch.device("meta"):  # the config of a stranger's file may ask for terabytes
             model = GPT(config)
         dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
@@ -239,9 +220,4 @@ def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path 
                 model = GPT(config).to(device)
         made = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
         model.load_state_dict(made, assign=True)
-    except (RuntimeError, TypeError, OverflowError) as error:
-        if is_of_memory(error):
-            raise
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: its weights are not those of its config: {reason[:200]}") from None
     return model

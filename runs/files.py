@@ -25,13 +25,11 @@ CHECKPOINTS = ("ckpt.pt", "model.safetensors", "model.safetensors.index.json", "
 
 def read_regular(path: Path | str, most: int) -> bytes:
     """The bytes of a file of at most `most` bytes. Raises UserError, also for a pipe or device, which may never end."""
-    try:
+    with one_line(f"{path}: cannot be read", OSError, ValueError):  # ValueError: a zero byte in the name
         if os.path.exists(path) and not os.path.isfile(path):  # to open a pipe would wait for its writer
             raise OSError("is no file")
         with open(path, "rb") as file:
             data = file.read(most + 1)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(data) > most:
         raise UserError(f"{path}: has more than {most:,} bytes, which is too large for a file of this kind")
     return data
@@ -131,25 +129,24 @@ def _object_of(line):
         return row if isinstance(row, dict) else None
 
 
-@contextlib.contextmanager
-def named_if_it_fails(name: object) -> Iterator[None]:
-    """An OSError inside becomes a UserError that says what cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{name}: cannot be written ({error.strerror or error})") from None
+def is_of_memory(error: BaseException) -> bool:
+    words = ("allocate memory", "not enough memory", "out of memory")  # of torch on a CPU, on CUDA and on MPS
+    return isinstance(error, MemoryError) or any(part in str(error) for part in words)
 
 
 @contextlib.contextmanager
-def one_line(words: str) -> Iterator[None]:
-    """Whatever a library raises inside becomes a UserError, `words (reason)`. A panic of Rust is no Exception."""
+def one_line(words: str, *kinds: type[Exception]) -> Iterator[None]:
+    """An error of these kinds inside becomes a UserError, `words (reason)`; without kinds whatever a library raises,
+    named by its type, too: a panic of Rust is no Exception. A UserError and a lack of memory stay what they are."""
+    caught = kinds or BaseException
     try:
         yield
-    except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"{words} ({reason})") from None
+    except caught as error:
+        is_ours = isinstance(error, UserError | KeyboardInterrupt | SystemExit | GeneratorExit)
+        if is_ours or is_of_memory(error):
+            raise
+        reason = (getattr(error, "strerror", None) or error) if kinds else f"{type(error).__name__}: {error}"
+        raise UserError(f"{words} ({' '.join(str(reason).split())[:200]})") from None
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -157,22 +154,19 @@ def write_text(path: Path | str, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))  # half a character is no UTF-8
 
 
-def write_whole(path: Path | str, write: Callable, also: Path | None = None) -> None:
+def write_whole(path: Path | str, write: Callable) -> None:
     """write(file) under a temporary name in the same folder, fsync, rename: a kill leaves the old file or the new one.
 
     A link at the path is replaced, and what it points to stays as it is. Raises UserError, and what `write` raises.
-    also: a second name that the file gets before it gets the first (link_whole).
     """
     path = Path(path)
     temporary = temporary_of(path)
-    with named_if_it_fails(path):
+    with one_line(f"{path}: cannot be written", OSError):
         try:
             with open(temporary, "xb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            if also is not None:
-                link_whole(temporary, also)
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -205,11 +199,11 @@ def link_whole(file: Path, path: Path) -> None:
     temporary = temporary_of(path)
     try:
         os.link(file, temporary)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
     except OSError:
         with open(file, "rb") as source:
             write_whole(path, lambda copy: shutil.copyfileobj(source, copy))
-    else:
-        os.replace(temporary, path)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -220,7 +214,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def check_output(name: str, path: Path | str) -> None:
     """Raises UserError, before hours of work, where there can be no file `path`, which the key `name` gives."""
-    with named_if_it_fails(f"{name}={show(str(path))}"):
+    with one_line(f"{name}={show(str(path))}: cannot be written", OSError):
         if os.path.exists(path) and not os.path.isfile(path):  # a rename would put a file in the place of /dev/null
             raise OSError("is a folder or a device")
         tempfile.TemporaryFile(dir=Path(path).parent).close()
@@ -277,7 +271,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     kind and, unless overwrite, for one that holds anything else.
     """
     folder, marker = Path(folder), Path(folder) / MARKER
-    with named_if_it_fails(folder):
+    with one_line(f"{folder}: cannot be written", OSError):
         folder.mkdir(parents=True, exist_ok=True)
         # the marker is looked for last: a process that shares the folder makes it before anything else
         # a marked folder inside is an output of its own, as out/gla is in out
@@ -298,9 +292,14 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path | str) -> Iterator[Path]:
-    """Yields folder/.new for files that `switch` then moves to the folder; no other process writes there meanwhile."""
-    new = Path(folder) / NEW
+def new_folder(folder: Path | str, index: str, old: Iterable[str] = ()) -> Iterator[Path]:
+    """Yields folder/.new, which is this process's alone. At the end its files, but those whose names begin with a
+    dot, replace those of the folder, and the `old` ones that it lacks go.
+
+    The index is the file that readers open first. It goes before all others and comes after them, so that a kill leaves
+    the old files, the new ones, or a folder without an index, which is refused.
+    """
+    folder, new = Path(folder), Path(folder) / NEW
     new.mkdir(parents=True, exist_ok=True)
     with lock(new):
         try:
@@ -308,20 +307,10 @@ def new_folder(folder: Path | str) -> Iterator[Path]:
                 if left.name != "lock":
                     left.unlink()
             yield new
+            made = {file.name for file in new.glob("[!.]*")} - {"lock", index}
+            for name in [index, *{*old} - made]:
+                (folder / name).unlink(missing_ok=True)
+            for name in [*made, index]:
+                (new / name).replace(folder / name)
         finally:
             shutil.rmtree(new, ignore_errors=True)
-
-
-def switch(folder: Path | str, names: list[str]) -> None:
-    """Replaces the files `names` of a folder by those of folder/.new, and removes those that .new lacks.
-
-    The last one is the index, which readers open first. It goes before all others and comes after them, so that a kill
-    leaves the old files, the new ones, or a folder without an index, which is refused.
-    """
-    (Path(folder) / names[-1]).unlink(missing_ok=True)
-    for name in names:
-        target, new = Path(folder) / name, Path(folder) / NEW / name
-        if new.exists():
-            new.replace(target)
-        else:
-            target.unlink(missing_ok=True)

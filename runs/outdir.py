@@ -158,7 +158,10 @@ class OutDir:
         os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
         if self.board is not None:
             self.board.flush()
-        checkpoints.save(self.path / "ckpt.pt", state, also=self.path / "best.pt" if is_best else None)
+        file = self.path / ("best.pt" if is_best else "ckpt.pt")
+        checkpoints.save(file, state)
+        if is_best:
+            files.link_whole(file, self.path / "ckpt.pt")
         self._remove_shards()
 
     def _remove_shards(self):
@@ -203,17 +206,14 @@ def versions() -> dict[str, str]:
 def git_state() -> dict[str, str | bool | None]:
     """{"git_commit": the commit that is checked out, "git_dirty": whether code differs from it}, or None for both:
     without git, and in a copy of the project that is no repository."""
-    changed = git("status", "--porcelain", "--", "*.py", ":!tests", ":!config", ":!results")
-    return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": None if changed is None else bool(changed)}
-
-
-def git(*words: str) -> str | None:
-    try:  # of this very folder: a repository around a copy of the project has commits of something else
-        command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", *words]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True)
-    except OSError:
-        return None
-    return None if done.returncode else os.fsdecode(done.stdout).strip()
+    # of this very folder: a repository around a copy of the project has commits of something else
+    command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", "status", "--porcelain=v2", "--branch", "--"]
+    try:
+        words = [*command, "*.py", ":!tests", ":!config", ":!results"]
+        commit, _, *rest = subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return {"git_commit": None, "git_dirty": None}
+    return {"git_commit": commit.split()[-1].decode(), "git_dirty": not all(line[:1] == b"#" for line in rest)}
 
 
 def add_row(board: Any, row: dict) -> None:

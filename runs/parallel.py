@@ -119,21 +119,16 @@ def no_sync(model: Any, unless: bool) -> contextlib.AbstractContextManager:
 def readable(model: Any) -> Iterator[None]:
     """Inside, hooks on the model's modules are called, as torch.compile does not promise for those in a block. A model
     in shards may be called by its `features`, too, and every process must make the same calls."""
-    forwards = [vars(block).pop("forward", None) for block in model.blocks]
-    for block, forward in zip(model.blocks, forwards, strict=True):
-        if isinstance(forward, functools.partial):
-            recompute(block)
     is_in_shards = hasattr(model, "reshard")  # FSDP's
     if is_in_shards:
         from torch.distributed.fsdp import register_fsdp_forward_method
 
         register_fsdp_forward_method(model, "features")  # not in training: what is no block's would arrive twice
+    changed = any("forward" in vars(block) for block in model.blocks)  # by share_out
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if changed else contextlib.nullcontext():
+            yield
     finally:
-        for block, forward in zip(model.blocks, forwards, strict=True):
-            if forward is not None:
-                block.forward = forward
         if is_in_shards:
             del model.features
             model.reshard()  # what is no block's, which stays whole after a pass
@@ -155,25 +150,16 @@ def gathered(tree: Any, is_main: bool) -> Any:
     return tensor.cpu() if is_main else None
 
 
-def rows_of(parameter: Any, tensor: Any) -> torch.Tensor:
-    """Of a whole tensor of the parameter's shape, a view of what this process holds of the parameter: all, or rows."""
-    if hasattr(tensor, "full_tensor"):  # a shard already
-        return tensor.to_local()
-    for dim, placement in enumerate(getattr(parameter, "placements", ())):
-        if placement.is_shard() and tensor.ndim:
-            mesh = parameter.device_mesh
-            rows = -(-tensor.shape[0] // mesh.size(dim))  # as fully_shard cuts, so that the last ones may have none
-            tensor = tensor[rows * mesh.get_local_rank(dim) :][:rows]
-    return tensor
+def rows_of(tensor: Any) -> torch.Tensor:
+    """What this process holds of a tensor: all of it, or its rows."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def part_of(parameter: Any, tensor: Any) -> torch.Tensor:
     """Of a whole tensor of the parameter's shape, what goes with the parameter: all, or this process's shard."""
     if not hasattr(parameter, "full_tensor") or hasattr(tensor, "full_tensor"):
         return tensor.contiguous()
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import distribute_tensor
 
-    # every process has the same tensor: nothing has to be sent, and its rows alone go to the device
-    rows = rows_of(parameter, tensor).to(parameter.device).contiguous()
-    whole = dict(shape=parameter.shape, stride=parameter.stride())
-    return DTensor.from_local(rows, parameter.device_mesh, parameter.placements, run_check=False, **whole)
+    # every process has the same tensor: nothing has to be sent
+    return distribute_tensor(tensor.contiguous(), parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -148,14 +148,11 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
             for part, tensor in moments.items():
                 is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()  # torch's NAdam has another
                 shape = () if is_number else tuple(parameter.shape)
-                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(rows_of(parameter, tensor)):
+                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(rows_of(tensor)):
                     raise ValueError(f"its optimizer's {part} of {name} is no finite tensor of shape {shape}")
-            if moments:
                 # what this process needs is copied: the tensors lie in the file
-                state[number] = {
-                    part: part_of(parameter, x).to(parameter.device, copy=True) if x.ndim else x.clone()
-                    for part, x in moments.items()
-                }
+                ours = part_of(parameter, tensor).to(parameter.device, copy=True) if shape else tensor.clone()
+                state.setdefault(number, {})[part] = ours
         # rates, betas and weight decay come from the config
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
@@ -174,7 +171,7 @@ def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer]
     saved["optimizer"]["state"] |= moments
     if len(weights) != len(ours):
         raise UserError(f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights")
-    checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
+    checkpoints.check_tensors({name: rows_of(x) for name, x in weights.items()}, file)
 
 
 def restore(
@@ -184,15 +181,11 @@ def restore(
     weights, too, where they are in shards. Raises UserError for wrong ones."""
     if model is not None and "shards" in saved:
         read_shards(saved, model, optimizers, Path(file))
-    try:
+    with files.one_line(f"{file}: no run can go on from it", Exception):
         load_optimizers(optimizers, saved["optimizer"])
         if scaler is not None:
             scaler.load_state_dict(saved["scaler"])
             torch.set_rng_state(saved["rng"].cpu())
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        if configurator.is_of_memory(error):
-            raise
-        raise UserError(f"{file}: no run can go on from it ({str(error)[:200]})") from None
 
 
 def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: float) -> None:

@@ -8,17 +8,18 @@ A folder has a safetensors file for each process: torch.distributed.checkpoint w
 .metadata, which is a pickle. All else is in ckpt.pt, with the folder's name and the SHA-256 of its files.
 """
 
+import contextlib
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from configurator import UserError, is_of_memory, show
-from runs.files import sha256_of_file, sync_folder
+from configurator import UserError, show
+from runs.files import one_line, sha256_of_file, sync_folder
 from runs.hardware import places_of_torchrun
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one process, or where each reads by itself
@@ -57,13 +58,20 @@ def save(folder: Path, tensors: dict[str, torch.Tensor], group: Any, then: Calla
 
 
 def wait(saving: Any) -> None:
+    """Until all is written. Raises UserError."""
+    with one_line("no checkpoint is written", Exception), first_cause():
+        saving.result()
+
+
+@contextlib.contextmanager
+def first_cause() -> Iterator[None]:
+    """What the first process has failed with, in place of torch's CheckpointException, which is no Exception."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
-        saving.result()
+        yield
     except CheckpointException as error:
-        first, _ = next(iter(error.failures.values()))
-        raise UserError(str(first) if isinstance(first, UserError) else f"no checkpoint is written: {first}") from None
+        raise next(iter(error.failures.values()))[0] from None
 
 
 def read(file: Path, shards: dict, tensor_for: Callable[[str, torch.Size], torch.Tensor | None]) -> tuple[dict, dict]:
@@ -72,7 +80,6 @@ def read(file: Path, shards: dict, tensor_for: Callable[[str, torch.Size], torch
     tensor_for(name, shape): what to fill, a whole tensor or a shard, or None to leave it out. Raises UserError.
     """
     from torch.distributed.checkpoint import HuggingFaceStorageReader, load
-    from torch.distributed.checkpoint.api import CheckpointException
 
     folder, files = file.parent / FOLDERS / shards["folder"], shards["files"]
     if not NAME.fullmatch(shards["folder"]):
@@ -85,17 +92,11 @@ def read(file: Path, shards: dict, tensor_for: Callable[[str, torch.Size], torch
         if sha256_of_file(folder / name) != files[name]:
             raise UserError(f"{folder / name}: damaged (its sha256 differs); use another checkpoint")
     reader: Any = HuggingFaceStorageReader(str(folder))
-    tensors = {}
-    try:
-        for name, about in reader.read_metadata().state_dict_metadata.items():
-            if (tensor := tensor_for(name, about.size)) is not None:
-                tensors[name] = tensor
+    with one_line(f"{folder}: cannot be read", Exception), first_cause():
+        shapes = {name: about.size for name, about in reader.read_metadata().state_dict_metadata.items()}
+        wanted = {name: tensor_for(name, shape) for name, shape in shapes.items()}
+        tensors = {name: tensor for name, tensor in wanted.items() if tensor is not None}
         load(tensors, storage_reader=reader, no_dist=True)
-    except (Exception, CheckpointException) as error:  # the second is no Exception
-        if is_of_memory(error):
-            raise
-        causes = [cause for cause, _ in getattr(error, "failures", {}).values()]
-        raise UserError(f"{folder}: cannot be read ({next(iter(causes), error)})") from None
     weights = {name.removeprefix("model/"): x for name, x in tensors.items() if name.startswith("model/")}
     moments: dict = {}
     for name in (name for name in tensors if name.startswith("optimizer/")):

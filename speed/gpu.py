@@ -56,7 +56,7 @@ def bench_gpu(config: BenchConfig, report: Report) -> None:
             try:
                 found, lacks = measure(), ""
             except Exception as error:  # it must not cost the other rows
-                found, lacks = None, checkpoint.first_line(error)
+                found, lacks = None, (str(error) or type(error).__name__).splitlines()[0][:200]
             for name, value in (found if isinstance(found, dict) else {measure_name: found}).items():
                 unit, *limits = expected.get(name) or expected.get(name.partition(":")[0]) or [""]
                 agrees = lacks or ("needs a GPU" if value is None else "not compared")

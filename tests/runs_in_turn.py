@@ -47,7 +47,7 @@ def count(collective, name):
 
 
 def held(tensors):
-    return sum(rows_of(x, x).nbytes for x in tensors if isinstance(x, torch.Tensor) and x.dim())
+    return sum(rows_of(x).nbytes for x in tensors if isinstance(x, torch.Tensor) and x.dim())
 
 
 def watch(model, optimizers):
@@ -69,7 +69,7 @@ def watch(model, optimizers):
         seen = {name: held(tensors) for name, tensors in bytes_of.items()} | {"sent": dict(SENT)}
         FOUND.append(seen | ({"A_log": sorted(dtypes)} if dtypes else {}))
         FOUND[0]["evaluation"] = most[0]
-        FOUND[0]["blocks"] = len({rows_of(p, p.grad).untyped_storage().data_ptr() for p in parameters})
+        FOUND[0]["blocks"] = len({rows_of(p.grad).untyped_storage().data_ptr() for p in parameters})
 
     for module in model.modules():
         if hasattr(module, "A_log"):

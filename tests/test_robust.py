@@ -90,7 +90,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(what, run,
     with monkeypatch.context() as patched:
         if what == "shards":  # of step 8, when all of them are written
             patched.setattr(sharded, "sha256_of_file", lambda file: read(file) if "/8-" not in str(file) else refuse())
-            expected = "no checkpoint is written: [Errno 28] No space left on device"
+            expected = "no checkpoint is written (No space left on device)"
         else:
             at_step(5, patched, lambda loss: patched.setattr(os, "fsync", refuse) or loss)
             expected = "No space left on device"
