@@ -37,11 +37,6 @@ def shards_of(config, world_size: int) -> int:
     return shards
 
 
-def recompute(block: torch.nn.Module) -> None:
-    """Makes a block keep its input alone in a training step, and compute the rest again on the way back."""
-    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-
-
 def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: str) -> torch.nn.Module:
     """Moves the model to the device and returns what a training step calls: the model itself, compiled, or DDP's.
 
@@ -64,8 +59,8 @@ def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: s
         # of a block, its forward alone: FSDP's hooks, which gather the weights, come before it and are not compiled
         if compiled:
             block.forward = torch.compile(block.forward)
-        if config.activation_checkpointing:
-            recompute(block)
+        if config.activation_checkpointing:  # it keeps its input alone, and computes the rest again on the way back
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     if sharded:
         gather_dtype = dtype if config.gather_dtype == "auto" else config.gather_dtype
         shard(model, processes, shards_of(config, processes.world_size), gather_dtype)

@@ -38,18 +38,18 @@ def check_same_curve(out, whole, helpers):
     assert helpers.metrics(out)[-1]["event"] == "end"
 
 
-def a_rank(environment, said, main, words):
+def a_rank(environment, said, main, given):
     os.environ |= {name: str(value) for name, value in environment.items()}
     file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
-    main(words)
+    main(given)
 
 
 class Ranks:
-    """Ranks(2, main, words, said): main(words) in so many processes, without torchrun; what they print goes to said."""
+    """Ranks(2, main, given, said): main(given) in so many processes, without torchrun; what they print goes to said."""
 
-    def __init__(self, count, main, words, said):
+    def __init__(self, count, main, given, said):
         self.said, self.processes = Path(said), []
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -57,7 +57,7 @@ class Ranks:
             environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             environment["TORCHELASTIC_RESTART_COUNT"] = rank  # each torchrun counts its own restarts
-            self.processes.append(FORKS.Process(target=a_rank, args=(environment, self.said, main, words)))
+            self.processes.append(FORKS.Process(target=a_rank, args=(environment, self.said, main, given)))
             self.processes[-1].start()
 
     def is_alive(self):
@@ -66,7 +66,7 @@ class Ranks:
     def end(self):
         """The exit statuses."""
         for process in self.processes:
-            process.join(120)
+            process.join(300)
         return [process.exitcode for process in self.processes]
 
 

@@ -7,14 +7,17 @@ import dataclasses
 import json
 import pickle
 import re
+import types
 
 import pytest
+import runs_in_turn
 import torch
-from conftest import ROOT, Malicious, wait_until
+from conftest import Malicious, wait_until
+from test_cluster import Ranks
 
 import export
 import train
-from model import GPT, MIXERS, GPTConfig
+from model import GPT, MIXERS
 from runs import checkpoint as checkpoints
 from runs import memory, parallel, sharded
 from runs.hardware import autocast
@@ -54,13 +57,13 @@ RUNS = dict(  # those of two processes
 )
 
 
-def runs_in_turn(runs, helpers, processes=2):
-    """Makes the runs [keys] under one torchrun. Returns [{"status", "held"}] of each run, and what was complained."""
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+def made_in_turn(runs, folder, helpers, processes=2):
+    """Makes the runs [keys] in so many processes. Returns [{"status", "held"}] of each run, and what they printed."""
+    folder.mkdir()
     words = [helpers.words(**helpers.tiny | keys) for keys in runs]
-    ended = helpers.script(*launch, ROOT / "tests" / "runs_in_turn.py", json.dumps(words))
-    assert ended.returncode == 0, ended.stderr.decode()
-    return [json.loads(line) for line in re.findall(r"^run (.*)$", ended.stdout.decode(), re.M)], ended.stderr.decode()
+    ranks = Ranks(processes, runs_in_turn.main, (words, folder / "found.json"), folder / "said.txt")
+    assert ranks.end() == [0] * processes, ranks.said.read_text()
+    return json.loads((folder / "found.json").read_text()), ranks.said.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +88,12 @@ def alone(start, helpers):
 
 @pytest.fixture(scope="module")
 def of_two(start, alone, helpers):
-    """(name -> {"folder", "status", "held"} of each of RUNS, what they complained)"""
+    """(name -> {"folder", "status", "held"} of each of RUNS, what they printed)"""
     ungated = alone("ungated", **UNGATED)
     start("goes_on")["out_dir"].symlink_to(alone("whole half", **HALF))  # the run of one process goes on under two
     runs = [start(name, **keys | ({"init_from": ungated} if name == "new_gate" else {})) for name, keys in RUNS.items()]
-    ended, complained = runs_in_turn(runs, helpers)
-    return {name: one | {"folder": start(name)["out_dir"]} for name, one in zip(RUNS, ended, strict=True)}, complained
+    ended, said = made_in_turn(runs, start("said")["out_dir"], helpers)
+    return {name: one | {"folder": start(name)["out_dir"]} for name, one in zip(RUNS, ended, strict=True)}, said
 
 
 def check_same_curve(ours, theirs, helpers):
@@ -170,18 +173,19 @@ def test_a_run_that_two_processes_saved_in_shards_goes_on_in_one_and_the_other_w
 def test_a_process_that_goes_on_copies_its_shard_of_the_checkpoint_and_maps_the_rest(of_two):
     run = of_two[0]["goes_on"]
     weights, _, _ = sizes_of(train.TrainConfig(**checkpoints.load(run["folder"])["config"]))
-    for (resumed,) in run["resumed"]:  # half of the weights and of the moments make 1.5
-        assert resumed["mapped"] == 1 and resumed["made"] < 2 * weights
+    for seen in run["held"]:  # half of the weights and of the moments make 1.5
+        assert seen["resumed"]["mapped"] == 1 and seen["resumed"]["made"] < 2 * weights
 
 
 @pytest.mark.slow
-def test_four_processes_go_on_from_two_in_any_way(of_two, alone, start, helpers):
+def test_four_processes_go_on_from_two_in_any_way(of_two, alone, start, tmp_path, helpers):
     """As two replicas of two shards, as four shards, of which two have no part of a vector of two, and under ddp."""
-    for way in (dict(parallel="fsdp", shards=2), dict(parallel="fsdp"), dict(parallel="ddp")):
-        name = f"four {way}"
-        half = start(name, **HALF, **way)
-        two, _ = runs_in_turn([half | dict(parallel="fsdp", shards=0, checkpoint="sharded")], helpers)
-        four, _ = runs_in_turn([start(name, **WHOLE, **way, init_from="resume")], helpers, processes=4)
+    for i, way in enumerate((dict(parallel="fsdp", shards=2), dict(parallel="fsdp"), dict(parallel="ddp"))):
+        half = start(f"four {i}", **HALF, **way)
+        in_shards = half | dict(parallel="fsdp", shards=0, checkpoint="sharded")
+        two, _ = made_in_turn([in_shards], tmp_path / f"two {i}", helpers)
+        goes_on = start(f"four {i}", **WHOLE, **way, init_from="resume")
+        four, _ = made_in_turn([goes_on], tmp_path / f"four {i}", helpers, processes=4)
         assert two[0]["status"] == four[0]["status"] == 0
         check_same_curve(half["out_dir"], alone("whole", **WHOLE), helpers)
 
@@ -250,15 +254,14 @@ def test_training_goes_on_while_shards_are_written_and_best_keeps_its_own(run, t
 
 
 def test_blocks_that_are_computed_again_give_the_same_bits():
-    keys = ALL | dict(gate="elementwise", n_embd=16, n_head=2, block_size=16, vocab_size=11)
-    gradients, calls = [], []
+    keys = ALL | dict(gate="elementwise", n_embd=16, n_head=2, block_size=16, vocab_size=11, dropout=0.1)
+    alone, gradients, calls = types.SimpleNamespace(device="cpu", device_type="cpu", world_size=1), [], []
     for is_on in (False, True):
+        config = train.TrainConfig(**keys, activation_checkpointing=is_on)
         torch.manual_seed(0)
-        model = GPT(GPTConfig(**keys, dropout=0.1))
+        model = parallel.share_out(GPT(config), config, alone, False, "bfloat16")
         for block in model.blocks:
             block.mixer.register_forward_hook(lambda *_: calls.append(1))
-            if is_on:
-                parallel.recompute(block)
         idx = torch.randint(11, (2, 16), generator=torch.Generator().manual_seed(1))
         with autocast("cpu", "bfloat16"):
             loss = model(idx, idx)

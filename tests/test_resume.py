@@ -241,36 +241,22 @@ def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(
     assert config.given >= {"out_dir", "init_from", "max_iters", *given}
 
 
-def test_what_no_run_can_go_on_from_is_one_line(keys, helpers):
-    out, again = helpers.train(**keys("out")), keys("out", init_from="resume", dtype="auto")
+def test_what_no_run_can_go_on_from_is_one_line_and_no_moment_of_another_shape_reaches_the_optimizer(keys, helpers):
+    out, again = helpers.train(**keys("out", max_iters=4)), keys("out", init_from="resume", dtype="auto")
     whole, rows = checkpoints.load(out), (out / "metrics.jsonl").read_text()
-    for lacks in ("optimizer", "rng", "data"):
-        checkpoints.save(out / "ckpt.pt", {name: value for name, value in whole.items() if name != lacks})
-        message = helpers.error_of(helpers.train, **again)
-        assert f"has no {lacks}, to resume; --init_from={out}/ckpt.pt starts a new run from its weights" in message
-    for wrong in (dict(optimizer={}), dict(scaler={"scale": 1.0}, dtype="float16"), dict(rng=torch.zeros(3))):
-        checkpoints.save(out / "ckpt.pt", whole | wrong)
-        assert "no run can go on from it" in helpers.error_of(helpers.train, **again), wrong
-    checkpoints.save(out / "ckpt.pt", whole | {"run_id": "another"})
-    message = helpers.error_of(helpers.train, **again)
-    assert message == f"{out}/ckpt.pt: not of the run that {out}/config.json describes; put its own one back"
-    checkpoints.save(out / "ckpt.pt", whole)
-    (out / "metrics.jsonl").write_text(rows.replace('"step": 1,', '"step": "x",'))
-    message = helpers.error_of(helpers.train, **again)
-    assert re.fullmatch(rf"{out}/metrics.jsonl line \d: damaged; remove the line", message)
-
-
-def test_moments_of_other_shapes_never_reach_the_optimizer(keys, helpers):
-    out = helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))
-    whole = checkpoints.load(out)
     state = whole["optimizer"]["state"]
 
-    def refused(state):
-        checkpoints.save(out / "ckpt.pt", whole | {"optimizer": whole["optimizer"] | {"state": state}})
-        message = helpers.error_of(helpers.train, **keys("out", init_from="resume"))
-        assert "no run can go on from it" in message
-        return message
+    def refused(expected, **changed):
+        checkpoints.save(out / "ckpt.pt", {name: x for name, x in (whole | changed).items() if x is not None})
+        message = helpers.error_of(helpers.train, **again)
+        assert message.startswith(f"{out}/ckpt.pt: {expected}"), message
 
+    for lacks in ("optimizer", "rng", "data"):
+        words = f"has no {lacks}, to resume; --init_from={out}/ckpt.pt starts a new run from its weights"
+        refused(words, **{lacks: None})
+    refused(f"not of the run that {out}/config.json describes; put its own one back", run_id="another")
+    for wrong in (dict(optimizer={}), dict(scaler={"scale": 1.0}, dtype="float16"), dict(rng=torch.zeros(3))):
+        refused("no run can go on from it (", **wrong)
     for part, wrong in [
         ("exp_avg", torch.zeros(3)),
         ("exp_avg_sq", torch.zeros(32, 31)),
@@ -279,11 +265,17 @@ def test_moments_of_other_shapes_never_reach_the_optimizer(keys, helpers):
         # one number that all entries share: the right shape, and a kernel that takes it for dense writes past its end
         ("exp_avg", torch.zeros(1, 1).expand(32, 32)),
     ]:
-        message = refused(state | {"wte.weight": state["wte.weight"] | {part: wrong}})
-        assert f"its optimizer's {part} of wte.weight is no finite tensor of shape" in message
-    assert "state is not AdamW's" in refused(state | {"wte.weight": {"momentum": torch.zeros(32, 32)}})
-    others = {name: value for name, value in state.items() if name != "wte.weight"} | {"other": state["wte.weight"]}
-    assert "parameters, of other names than the model's" in refused(others)
+        words = f"no run can go on from it (its optimizer's {part} of wte.weight is no finite tensor of shape"
+        refused(words, optimizer={"state": state | {"wte.weight": state["wte.weight"] | {part: wrong}}})
+    words = "no run can go on from it (its optimizer's state is not AdamW's"
+    refused(words, optimizer={"state": state | {"wte.weight": {"momentum": torch.zeros(32, 32)}}})
+    others = {name.replace("wte.weight", "other"): parts for name, parts in state.items()}
+    words = f"no run can go on from it (its optimizer has {len(state)} parameters, of other names than the model's"
+    refused(words, optimizer={"state": others})
+    checkpoints.save(out / "ckpt.pt", whole)
+    (out / "metrics.jsonl").write_text(rows.replace('"step": 1,', '"step": "x",'))
+    message = helpers.error_of(helpers.train, **again)
+    assert re.fullmatch(rf"{out}/metrics.jsonl line \d: damaged; remove the line", message)
 
 
 def test_moments_go_to_the_parameters_of_their_names(keys, helpers, monkeypatch):

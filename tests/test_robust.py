@@ -2,10 +2,14 @@
 
 import os
 import re
+import resource
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from test_resume import FORKS, end
 
 import configurator
 import evaluate
@@ -141,18 +145,17 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(sc
     assert os.listdir(tmp_path) == ["folder.json"]
 
 
-KILLED = """
-import os, sys
-from runs.files import write_whole
-write_whole(sys.argv[1], lambda file: (file.write(b"half"), file.flush(), os._exit(9)))
-"""
+def write_half(file):
+    files.write_whole(file, lambda part: (part.write(b"half"), part.flush(), os._exit(9)))
 
 
-def test_a_killed_write_leaves_the_old_file_and_what_can_be_told_from_files_of_others(tmp_path, helpers):
+def test_a_killed_write_leaves_the_old_file_and_what_can_be_told_from_files_of_others(tmp_path):
     file, theirs = tmp_path / ("ä" * 127), tmp_path / ".out.json.123.tmp"  # 254 bytes: the greatest length
     theirs.write_text("no name that we give")
     files.write_text(file, "old")
-    assert helpers.script("-c", KILLED, file).returncode == 9
+    killed = FORKS.Process(target=write_half, args=(file,))
+    killed.start()
+    assert end(killed) == 9
     assert file.read_text() == "old" and len(list(tmp_path.glob(".*.tmp"))) == 2
     files.remove_leftovers(tmp_path)
     files.write_text(file, "new")
@@ -191,26 +194,17 @@ def test_evaluate_reads_a_text_shorter_than_the_block_size_it_was_trained_with(h
     assert "reads all of it" in helpers.error_of(memory.check_evaluation, config, model, dataset, 5001)
 
 
-# the peak of a fresh process, in MB, after some of the work and after all of it
-BATCHES = """
-import resource, sys, torch
-torch.set_num_threads(1)
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-
-from data.shards import open_dataset
-dataset = open_dataset(sys.argv[1])
-def read(steps):
-    for step in steps:
-        dataset.batch("train", step, seed=0, batch_size=16, block_size=64)
-read(range(1500))  # more than five epochs: whatever is kept of an epoch is there
-before = peak()
-read(range(1500, 6000))
-print(peak() - before)
-"""
+def growth(folder):
+    """By how many MB the peak of this process grows while it reads thousands of batches."""
+    dataset, peaks = open_dataset(folder), []
+    for steps in (range(1500), range(1500, 6000)):  # more than five epochs: whatever is kept of an epoch is there
+        for step in steps:
+            dataset.batch("train", step, seed=0, batch_size=16, block_size=64)
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return (peaks[1] - peaks[0]) / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def test_thousands_of_batches_take_no_more_memory(tmp_path, helpers):
     helpers.write_text(tmp_path, ["a text of some length. " * 10_000], ["text"])
-    ended = helpers.script("-c", BATCHES, tmp_path)
-    assert float(ended.stdout) < 3, ended.stderr.decode()
+    with ProcessPoolExecutor(1, FORKS) as fresh:
+        assert fresh.submit(growth, tmp_path).result() < 3
