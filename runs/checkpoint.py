@@ -91,13 +91,12 @@ def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHT
     if (number := checkpoint.get("format")) != FORMAT:
         reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
         raise UserError(f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}")
-    if "shards" in checkpoint:
+    if "shards" in checkpoint and parts:
 
         def whole(name, shape):
             return torch.empty(shape) if name.split("/")[0] in parts else None
 
-        weights, moments = sharded.read(path, checkpoint["shards"], whole) if parts else ({}, {})
-        checkpoint["model"] = weights
+        checkpoint["model"], moments = sharded.read(path, checkpoint["shards"], whole)
         checkpoint["optimizer"]["state"] |= moments
     check_tensors(checkpoint["model"], path)
     return checkpoint
