@@ -66,7 +66,7 @@ class Ranks:
     def end(self):
         """The exit statuses."""
         for process in self.processes:
-            process.join(300)
+            process.join(600)
         return [process.exitcode for process in self.processes]
 
 
