@@ -145,16 +145,25 @@ def gathered(tree: Any, is_main: bool) -> Any:
     return tensor.cpu() if is_main else None
 
 
-def rows_of(tensor: Any) -> torch.Tensor:
-    """What this process holds of a tensor: all of it, or its rows."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def rows_of(parameter: Any, tensor: Any) -> torch.Tensor:
+    """Of a whole tensor of the parameter's shape, a view of what this process holds of the parameter: all, or rows."""
+    if hasattr(tensor, "full_tensor"):  # a shard already
+        return tensor.to_local()
+    for dim, placement in enumerate(getattr(parameter, "placements", ())):
+        if placement.is_shard() and tensor.ndim:
+            mesh = parameter.device_mesh
+            rows = -(-tensor.shape[0] // mesh.size(dim))  # as fully_shard cuts, so that the last ones may have none
+            tensor = tensor[rows * mesh.get_local_rank(dim) :][:rows]
+    return tensor
 
 
 def part_of(parameter: Any, tensor: Any) -> torch.Tensor:
     """Of a whole tensor of the parameter's shape, what goes with the parameter: all, or this process's shard."""
     if not hasattr(parameter, "full_tensor") or hasattr(tensor, "full_tensor"):
         return tensor.contiguous()
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor
 
-    # every process has the same tensor: nothing has to be sent
-    return distribute_tensor(tensor.contiguous(), parameter.device_mesh, parameter.placements, src_data_rank=None)
+    # every process has the same tensor: nothing has to be sent, and its rows alone go to the device
+    rows = rows_of(parameter, tensor).to(parameter.device).contiguous()
+    whole = dict(shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(rows, parameter.device_mesh, parameter.placements, run_check=False, **whole)

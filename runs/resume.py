@@ -148,7 +148,7 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
             for part, tensor in moments.items():
                 is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()  # torch's NAdam has another
                 shape = () if is_number else tuple(parameter.shape)
-                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(rows_of(tensor)):
+                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(rows_of(parameter, tensor)):
                     raise ValueError(f"its optimizer's {part} of {name} is no finite tensor of shape {shape}")
                 # what this process needs is copied: the tensors lie in the file
                 ours = part_of(parameter, tensor).to(parameter.device, copy=True) if shape else tensor.clone()
@@ -171,7 +171,7 @@ def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer]
     saved["optimizer"]["state"] |= moments
     if len(weights) != len(ours):
         raise UserError(f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights")
-    checkpoints.check_tensors({name: rows_of(x) for name, x in weights.items()}, file)
+    checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
 
 
 def restore(

@@ -50,7 +50,7 @@ def count(collective):
 
 
 def held(tensors):
-    return sum(rows_of(x).nbytes for x in tensors if isinstance(x, torch.Tensor) and x.dim())
+    return sum(rows_of(x, x).nbytes for x in tensors if isinstance(x, torch.Tensor) and x.dim())
 
 
 def watch(model, optimizers):
@@ -69,7 +69,7 @@ def watch(model, optimizers):
         parameters = list(model.parameters())
         moments = [x for one in optimizers for state in one.state.values() for x in state.values()]
         bytes_of = dict(parameters=parameters, gradients=[p.grad for p in parameters], optimizer=moments)
-        blocks = {rows_of(p.grad).untyped_storage().data_ptr() for p in parameters}
+        blocks = {rows_of(p.grad, p.grad).untyped_storage().data_ptr() for p in parameters}
         FOUND.update({name: held(tensors) for name, tensors in bytes_of.items()}, sent=dict(SENT))
         FOUND.update(blocks=len(blocks), A_log=sorted(dtypes), evaluation=most[0])
         SENT.clear()
