@@ -10,9 +10,6 @@ minus a loss with, in nats a byte.
 Five seeds decide one one-sided claim, if all five agree; the rest is a look, with three seeds in four of the arms. Text
 shows no sink at this size (results/README.md): none of it is about one. 51 runs, 24 of them to choose rates, take 224
 core-minutes. The claim was written before the first run.
-
-Result (results/rivals_on_text/): a token's sink logit raises the loss, by 0.009. No other rival lowers it clearly. The
-sigmoid gate tolerates higher rates.
 """
 
 include = "base/clean.py"
@@ -36,8 +33,6 @@ selection_seeds = [340, 341]
 selection_iters = 500
 pool_rates = True
 rate_of = {"headwise": "sigmoid", "sink head": "sink token", "softpick": "none", "FoX": "none"}
-
-scores = {"by position": {"lengths": [256]}}
 
 claim_base = {"above": 0, "sides": 1, "exploratory": True}
 claims = {

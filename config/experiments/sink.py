@@ -3,10 +3,6 @@ The attention sink on a laptop: what does a gate take over from the first token?
 
 Bigram-Backcopy (data/backcopy): the one head of a one-layer GPT has work at the triggers, 37% of the queries, and must
 be silent at the others, which all numbers below are about. 130 runs take 95 minutes on two CPU cores.
-
-Result (results/sink/): the instrument passes in ten seeds of ten (82% of the weight on <s>). A headwise gate halves the
-effective sink's excess (0.168 to 0.029, p 0.001); that it halves the weight's is inconclusive (46%). An elementwise
-gate halves neither (0.143, 52%). Mamba-2 and Gated DeltaNet grow no sink.
 """
 
 name = "sink"

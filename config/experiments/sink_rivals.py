@@ -11,9 +11,6 @@ Headwise gate and sink logit are one form (docs/gates.md): are they equivalent? 
 cases, so that 0.02, an eighth of the excess without a gate, leaves room for a spread of 0.02.
 
 100 runs take 164 core-minutes. The claims were written before the first run, those of the gates after sink.py's.
-
-Result (results/sink_rivals/): FoX, the headwise gate and the gate on the values halve the effective sink's excess, no
-sink logit does, softpick is inconclusive. Sink logit and headwise gate are not equivalent. A window lowers the loss.
 """
 
 include = "sink.py"
