@@ -6,7 +6,6 @@ import json
 import math
 import random
 import shutil
-import subprocess
 import sys
 import types
 
@@ -15,23 +14,16 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import ROOT
 
 import export
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
-from runs.checkpoint import load_model
 
 HAS_LIBRARY = importlib.util.find_spec("lm_eval") is not None
 if not HAS_LIBRARY:  # what harness.py takes from it; make test-all installs the library itself
 
     class TemplateLM:
-        def __init__(self):
-            self.cache_hook = types.SimpleNamespace(add_partial=lambda *args: None)
-
-        @property
-        def prefix_token_id(self):
-            return self.eot_token_id
+        cache_hook = types.SimpleNamespace(add_partial=lambda *args: None)
 
         def loglikelihood(self, requests):
             pairs = []
@@ -40,16 +32,11 @@ if not HAS_LIBRARY:  # what harness.py takes from it; make test-all installs the
                 pairs.append(((context, continuation), ids, self.tok_encode(continuation)))
             return self._loglikelihood_tokens(pairs)
 
-    for path, names in (
-        ("lm_eval", {}),
-        ("lm_eval.__main__", {"cli_evaluate": None}),
-        ("lm_eval.api", {}),
-        ("lm_eval.api.model", {"TemplateLM": TemplateLM}),
-        ("lm_eval.api.registry", {"register_model": lambda name: lambda cls: cls}),
-        ("lm_eval.utils", {"get_rolling_token_windows": None, "make_disjoint_window": None}),
-    ):
-        sys.modules[path] = types.ModuleType(path)
-        vars(sys.modules[path]).update(names)
+    stand_in = types.ModuleType("lm_eval")
+    stand_in.TemplateLM, stand_in.register_model = TemplateLM, lambda name: lambda cls: cls
+    stand_in.cli_evaluate = stand_in.get_rolling_token_windows = stand_in.make_disjoint_window = None
+    for path in ("", ".__main__", ".api", ".api.model", ".api.registry", ".utils"):
+        sys.modules[f"lm_eval{path}"] = stand_in
 
 import harness  # noqa: E402
 
@@ -207,21 +194,20 @@ def test_so_many_rows_are_read_at_once_as_the_documents_say(monkeypatch, trained
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
-def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkeypatch, capsys):
+def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkeypatch, helpers):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     rows = [{"question": "The quick", "right": i % 2, "text": "The quick brown fox."} for i in range(5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, lines in {
-        "choice": ["output_type: multiple_choice", 'doc_to_choice: [" brown", " f"]', "doc_to_target: right"],
-        "whole": ["output_type: loglikelihood_rolling", 'doc_to_target: "{{text}}"'],
-        "written": ["output_type: generate_until", 'doc_to_target: "{{text}}"', "generation_kwargs: {max_gen_toks: 4}"],
-    }.items():
-        metric = {"choice": "acc", "whole": "bits_per_byte", "written": "exact_match"}[name]
-        text = '""' if name == "whole" else '"{{question}}"'
-        files = json.dumps({"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path / "cache")})
-        head = [f"task: {name}", "dataset_path: json", f"dataset_kwargs: {files}", "test_split: test"]
-        lines = [*head, f"doc_to_text: {text}", *lines, f"metric_list: [{{metric: {metric}}}]"]
-        (tmp_path / f"{name}.yaml").write_text("\n".join(lines) + "\n")
+    files = {"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path / "cache")}
+    every = dict(dataset_path="json", dataset_kwargs=files, test_split="test", doc_to_text="{{question}}")
+    every["doc_to_target"] = "{{text}}"
+    for name, kind, metric, more in [
+        ("choice", "multiple_choice", "acc", dict(doc_to_choice=[" brown", " f"], doc_to_target="right")),
+        ("whole", "loglikelihood_rolling", "bits_per_byte", dict(doc_to_text="")),
+        ("written", "generate_until", "exact_match", dict(generation_kwargs={"max_gen_toks": 4})),
+    ]:
+        task = every | dict(task=name, output_type=kind, metric_list=[{"metric": metric}]) | more
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(task))  # which is YAML, too
     folder = trained("gla")
     words = ["run", "--model", "nanogate", "--model_args", f"checkpoint={folder}", "--tasks", "choice,whole,written"]
     words += ["--include_path", str(tmp_path), "--output_path"]
@@ -229,14 +215,13 @@ def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkey
     (file,) = (tmp_path / "results").rglob("results_*.json")
     found = json.loads(file.read_text())["results"]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "harness.py", *words]
-    launch = [sys.executable, *launch, str(tmp_path / "two"), "--device=cpu"]
-    ended = subprocess.run(launch, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    ended = helpers.script(*launch, tmp_path / "two", "--device=cpu")
+    assert ended.returncode == 0, ended.stderr.decode()
     (file,) = (tmp_path / "two").rglob("results_*.json")
     for name, metrics in json.loads(file.read_text())["results"].items():
         numbers = {key: value for key, value in metrics.items() if isinstance(value, float) and "stderr" not in key}
         assert numbers == pytest.approx({key: found[name][key] for key in numbers}, rel=1e-6) and numbers
-    model, _ = load_model(folder)
+    model, _ = checkpoints.load_model(folder)
     scores = [definition(model, list(b"The quick"), list(words))[0] for words in (b" brown", b" f")]
     right = scores.index(max(scores))
     assert found["choice"]["acc,none"] == sum(row["right"] == right for row in rows) / len(rows)

@@ -19,20 +19,27 @@ def trained(mqar, tmp_path_factory, helpers):
     return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
 
 
-@pytest.mark.parametrize("name", [*MIXERS, "softmax as in GPT-2"])
-def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(name, helpers, tmp_path):
-    keys = dict(n_layer=2, n_embd=16, n_head=2, block_size=32, vocab_size=20, state_size=4, short_conv=3, rope_base=500)
-    name, _, of_gpt2 = name.partition(" ")
-    keys |= dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned") if of_gpt2 else {}
-    model = off_its_start(GPTConfig(attention=name, **keys), torch.float32, noise=0.2)
+GATE = "elementwise+headwise@value+elementwise@query+elementwise@output"
+CASES = [  # keys of the model, and of its new gates
+    *((dict(attention=name), {}) for name in MIXERS),
+    (dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned"), {}),
+    ({}, dict(gate_activation="add_silu", gate_input="static")),
+    ({}, dict(gate_activation="identity", gate_input="static", gate_bias=1.0)),
+]
+
+
+@pytest.mark.parametrize(("keys", "gates"), CASES, ids=str)
+def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gates, helpers, tmp_path):
+    sizes = dict(n_layer=2, n_embd=16, n_head=2, block_size=32, vocab_size=20, state_size=4, short_conv=3)
+    model = off_its_start(GPTConfig(**sizes, rope_base=500, **keys), torch.float32, noise=0.2)
     args = dataclasses.asdict(model.config)
     checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": args})
-    gates = dict(gate="elementwise+headwise@value+elementwise@query+elementwise@output", gate_activation="sigmoid2")
+    gates = dict(gate=GATE, gate_activation="sigmoid2") | gates
     words = helpers.words(init_from=tmp_path, out_dir=tmp_path / "out", **gates)
     config, resumed, source, notes = resume.where_to_start(configurator.read_words(train.TrainConfig, words))
     gated, new, _ = train.make_model(config, resumed, source)
     assert new and all(".gates." in name for name in new) and set(new) | set(source["model"]) == set(gated.state_dict())
-    assert notes[0] == f"gate: {gates['gate']}, where {tmp_path} has none"
+    assert notes[0] == f"gate: {GATE}, where {tmp_path} has none"
     idx = torch.randint(20, (3, 32))
     for is_bfloat16 in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
@@ -73,13 +80,6 @@ def test_a_gate_that_is_there_is_neither_changed_nor_lost_to_a_new_one(run, help
 def test_a_run_does_not_start_from_weights_of_another_tokenizer(run, trained, text, helpers):
     message = helpers.error_of(run, "out", init_from=trained, dataset=text, max_iters=1)
     assert "its tokenizer is 'byte', the model was trained with" in message
-
-
-def test_additive_gates_and_a_static_factor_of_one_start_as_the_identity(run, trained, helpers):
-    for i, keys in enumerate((dict(gate_activation="add_silu"), dict(gate_activation="identity", gate_bias=1.0))):
-        out = run(f"{i}", init_from=trained, gate="elementwise", gate_input="static", max_iters=1, **keys)
-        first, last = helpers.metrics(out, "eval")[0], helpers.metrics(trained, "eval")[-1]
-        assert first["val_loss"] == pytest.approx(last["val_loss"], rel=1e-6)
 
 
 def test_a_run_from_weights_has_their_keys_of_the_model_unless_given(trained, mqar, helpers, tmp_path, capsys):
