@@ -8,7 +8,6 @@ import contextlib
 import copy
 import importlib.metadata
 import importlib.util
-import itertools
 import multiprocessing
 import os
 import sys
@@ -26,18 +25,14 @@ from model import GPT, GPTConfig
 from ops import kernels, recurrence
 from ops.layers import RMSNorm
 
-MISSING = [name for name in ("triton", "fla") if importlib.util.find_spec(name) is None]
 needs_the_kernels = pytest.mark.skipif(
-    bool(MISSING),
-    reason=f"no {' and no '.join(MISSING)} installed: pip install flash-linear-attention==0.6.0 triton==3.7.1",
+    not (importlib.util.find_spec("triton") and importlib.util.find_spec("fla")),
+    reason="needs both: pip install flash-linear-attention==0.6.0 triton==3.7.1",
 )
 # the interpreter has no bfloat16; float16 stands for half precision
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}  # of the digits a dtype has
 KINDS = [(decay, delta) for decay in ("none", "per head", "per channel") for delta in (False, True)]
-every_kind = pytest.mark.parametrize(("kind", "delta"), KINDS)
-every_mixer = pytest.mark.parametrize(
-    "mixer", ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda", "deltaproduct", "mamba3"]
-)
+MIXERS = ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda", "deltaproduct", "mamba3"]
 
 LAUNCHED: list = []  # names of what a GPU would run
 
@@ -97,21 +92,17 @@ def check(errors, tolerance):
     assert not {what: error for what, error in errors.items() if not error < tolerance}
 
 
-SIZES = {
-    "one head": dict(),
-    "shared heads": dict(B=2, T=130, H=3, shared=True),
-    "no state, small odd widths": dict(T=64, H=3, DK=5, DV=3, state=False),
-    "one more value than keys": dict(T=65, DK=32, DV=33),
-}
-CASES = [
-    pytest.param(dtype, sizes, marks=[pytest.mark.slow] if sizes else [], id=f"{name}, {dtype}")
-    for dtype, (name, sizes) in itertools.product(TOLERANCE, SIZES.items())
+SIZES = [  # shared heads; no state and small odd widths; one value more than keys
+    dict(B=2, T=130, H=3, shared=True),
+    dict(T=64, H=3, DK=5, DV=3, state=False),
+    dict(T=65, DK=32, DV=33),
 ]
 
 
 @needs_the_kernels
-@pytest.mark.parametrize(("dtype", "sizes"), CASES)
-@every_kind
+@pytest.mark.parametrize("sizes", [{}, *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in SIZES)], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("kind", "delta"), KINDS)
 def test_kernels_compute_the_definition_with_every_gradient(interpreter, kind, delta, dtype, sizes):
     check(interpreter(kernels_against, kind, delta, dtype, **sizes), TOLERANCE[dtype])
 
@@ -178,7 +169,7 @@ def models(mixer, dtype, T, **keys):
         results = []
         for name in ("torch", "fla"):
             model = off_its_start(GPTConfig(attention=mixer, kernels=name, **keys), dtype)
-            results.append(training(model, T) | decoding(model, T))
+            results.append(trained_and_decoded(model, T))
         assert len(calls) == 2 * keys["n_layer"]  # training and prefill
     finally:
         kernels.fla = fla
@@ -186,23 +177,18 @@ def models(mixer, dtype, T, **keys):
     return {name: error(x, results[0][name]) for name, x in results[1].items()}
 
 
-def training(model, T):
-    """The loss and every gradient."""
-    idx = torch.randint(50, (2, T + 1), generator=torch.Generator().manual_seed(1))
-    loss = model.train()(idx[:, :-1], idx[:, 1:])
+def trained_and_decoded(model, T):
+    """The loss and every gradient; the logits of a prefill into the cache, then of three steps."""
+    idx = torch.randint(50, (2, T + 3), generator=torch.Generator().manual_seed(1))
+    loss = model.train()(idx[:, :T], idx[:, 1 : T + 1])
     loss.backward()
-    return {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters()}
-
-
-def decoding(model, T):
-    """Logits of a prefill into the cache, then of three steps."""
-    idx = torch.randint(50, (2, T + 3), generator=torch.Generator().manual_seed(2))
-    return {f"decoded {t}": logits for t, logits in enumerate(logits_of_pieces(model, idx, [T, 1, 1, 1]).unbind(1))}
+    logits = logits_of_pieces(model, idx, [T, 1, 1, 1]).unbind(1)
+    return {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters()} | dict(enumerate(logits))
 
 
 @needs_the_kernels
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 0.02)])
-@every_mixer
+@pytest.mark.parametrize("mixer", MIXERS)
 def test_a_model_trains_and_decodes_with_the_kernels(interpreter, mixer, dtype, tolerance):
     check(interpreter(models, mixer, dtype, T=20, n_layer=1, n_embd=16), tolerance)
 
