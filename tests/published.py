@@ -13,10 +13,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from test_recurrence import definition
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 from transformers import KimiLinearConfig, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridConfig, OlmoHybridGatedDeltaNet
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from data.tokenizer import BYTE_OF
 
@@ -26,12 +27,8 @@ class InFloat64(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         function = torch.Tensor.double if function is torch.Tensor.float else function
-        args, kwargs = tuple(map(self.widened, args)), {k: self.widened(v) for k, v in (kwargs or {}).items()}
+        args, kwargs = tree_map(lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {}))
         return function(*args, **kwargs)
-
-    @staticmethod
-    def widened(value: object) -> object:
-        return torch.float64 if value is torch.float32 else value
 
 
 PLACES = {  # modules of theirs: where ours have the same
@@ -60,8 +57,8 @@ def olmo_hybrid_gated_deltanet(ours) -> nn.Module:
         linear_value_head_dim=Dv, num_hidden_layers=2, linear_allow_neg_eigval=ours.config.beta_max == 2,
     )  # fmt: skip
     q, k, v, beta, dt = ours.in_proj.weight.split([Hk * Dk, Hk * Dk, H * Dv, H, H])
-    theirs = OlmoHybridGatedDeltaNet(config, layer_idx=0)
-    return filled(theirs, ours, q_proj=q, k_proj=k, v_proj=v, b_proj=beta, a_proj=dt)
+    rows = dict(q_proj=q, k_proj=k, v_proj=v, b_proj=beta, a_proj=dt)
+    return filled(OlmoHybridGatedDeltaNet(config, layer_idx=0), ours, **rows)
 
 
 @torch.no_grad()
@@ -85,25 +82,18 @@ class GatedQwen3Attention(Qwen3Attention):
 
     def __init__(self, config, layer_idx: int, kind: str):
         super().__init__(config, layer_idx)
-        self.kind, self.shape = kind, (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-        H, _, D = self.shape
+        H, D = config.num_attention_heads, config.head_dim
         rows = H * D + {"headwise": H, "elementwise": H * D}[kind]
         self.q_proj = nn.Linear(config.hidden_size, rows, bias=False)
+        self.q_proj.register_forward_hook(self.keep_the_gate)
+        self.o_proj.register_forward_pre_hook(lambda module, args: args[0] * self.gate)
 
-    def forward(self, hidden_states, position_embeddings, attention_mask=None, **_):
-        x = hidden_states
-        (B, T, _), (H, Hk, D) = x.shape, self.shape
-        group = self.q_proj(x).view(B, T, Hk, -1)
-        q, gate = group[..., : H // Hk * D], group[..., H // Hk * D :]
-        q = self.q_norm(q.reshape(B, T, H, D)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(B, T, Hk, D)).transpose(1, 2)
-        v = self.v_proj(x).view(B, T, Hk, D).transpose(1, 2)
-        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
-        k, v = (y.repeat_interleave(H // Hk, dim=1) for y in (k, v))
-        mask = torch.full((T, T), -torch.inf).triu(1)
-        o = ((q @ k.mT) * D**-0.5 + mask).softmax(-1) @ v  # (B, H, T, D)
-        gate = gate.reshape(B, T, H, 1 if self.kind == "headwise" else D)
-        return self.o_proj((o.transpose(1, 2) * gate.sigmoid()).flatten(2)), None
+    def keep_the_gate(self, module, args, rows):
+        """The queries alone, for the attention; o_proj is given its readout times self.gate."""
+        H, Hk, D = self.config.num_attention_heads, self.config.num_key_value_heads, self.head_dim
+        q, gate = rows.unflatten(-1, (Hk, -1)).tensor_split([H // Hk * D], dim=-1)
+        self.gate = gate.flatten(2).unflatten(-1, (H, -1)).sigmoid().expand(-1, -1, -1, D).flatten(2)
+        return q.flatten(2)
 
 
 class FlaMixer(nn.Module):
@@ -116,17 +106,17 @@ class FlaMixer(nn.Module):
         self.Hv, width = c.get("num_v_heads", self.H), c.get("head_dim", C // self.H)
         self.Dk, self.Dv = int(width * c.get("expand_k", 1)), int(width * c["expand_v"])
         K, V = self.H * self.Dk, self.Hv * self.Dv
-        low = {"gla": ("gk_proj", 16), "kda": ("f_proj", self.Dv)}.get(self.kind)
         linear = {"q": (C, K), "k": (C, K), "v": (C, V), "o": (V, C)}
         linear |= {} if self.kind == "gla" else {"b": (C, self.Hv)}
         linear |= {"a": (C, self.Hv)} if self.kind == "gated_deltanet" else {}
         linear |= {"g": (C, V)} if c.get("use_gate", c.get("use_output_gate")) else {}
         for name, (n_in, n_out) in linear.items():
             self.add_module(f"{name}_proj", nn.Linear(n_in, n_out, bias=False))
-        if low:
-            up = nn.Linear(low[1], self.Hv * self.Dk, bias=self.kind == "gla")
-            self.add_module(low[0], nn.Sequential(nn.Linear(C, low[1], bias=False), up))
+        if self.kind == "gla":
+            self.gk_proj = nn.Sequential(nn.Linear(C, 16, bias=False), nn.Linear(16, K))
         if self.kind == "kda":
+            up = nn.Linear(self.Dv, self.Hv * self.Dk, bias=False)
+            self.f_proj = nn.Sequential(nn.Linear(C, self.Dv, bias=False), up)
             self.g_proj = nn.Sequential(nn.Linear(C, self.Dv, bias=False), nn.Linear(self.Dv, V))
         if self.kind in ("gated_deltanet", "kda"):
             self.A_log = nn.Parameter(torch.randn(self.Hv))
@@ -180,11 +170,9 @@ def save_fla(about: dict, folder: Path) -> nn.Module:
     for i, layer in enumerate(model.model.layers):
         layer.self_attn = layer.self_attn if i in attn["layers"] else FlaMixer(about)
     save(model, folder)
-    tensors = {}
-    for name, tensor in model.state_dict().items():
-        for theirs, here in OF_LLAMA.items():
-            name = name.replace(theirs, here)
-        tensors[name] = tensor
+    tensors = model.state_dict()
+    for theirs, here in OF_LLAMA.items():
+        tensors = {name.replace(theirs, here): tensor for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(about))
     return model

@@ -15,7 +15,6 @@ from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttenti
 
 import configurator
 import model as nanogate
-from gate import parse_gate
 from hub.families import KEYS
 from model import MIXERS, GPTConfig
 from ops import layers
@@ -23,10 +22,10 @@ from ops import layers
 B, T, C, H, D = 2, 100, 64, 4, 16
 
 
-def make(name, gate, **keys):
-    torch.manual_seed(0)
-    config = GPTConfig(attention=name, gate=gate, n_layer=1, n_embd=C, n_head=H, block_size=T, vocab_size=1, **keys)
-    return randomized(MIXERS[name](config, parse_gate(gate)))
+def mixers(attention, n_layer=1, **keys):
+    """Those of a model with native gates."""
+    keys |= dict(attention=attention, gate="native", n_layer=n_layer, n_embd=C, n_head=H, block_size=T, vocab_size=1)
+    return [block.mixer for block in randomized(nanogate.GPT(GPTConfig(**keys))).blocks]
 
 
 @torch.no_grad()
@@ -44,16 +43,16 @@ def assert_same(ours, theirs, length=T, dtype=torch.float32, tolerance=1e-5):
     assert expected.abs().max() > 0.01 and (y - expected).abs().max() < tolerance * expected.abs().max()
 
 
-OLMO = dict(delta_value_dim=2 * D)
+OLMO = published.olmo_hybrid_gated_deltanet, "gated_deltanet"
 LAYERS = [
-    *((published.olmo_hybrid_gated_deltanet, "gated_deltanet", "native", OLMO | dict(beta_max=n)) for n in (1, 2)),
-    (published.kimi_linear_attention, "kda", "native", {}),
+    *((*OLMO, dict(delta_value_dim=2 * D, beta_max=n)) for n in (1, 2)),
+    (published.kimi_linear_attention, "kda", {}),
 ]
 
 
-@pytest.mark.parametrize("publish, name, gate, keys", LAYERS, ids=lambda x: getattr(x, "__name__", str(x)))
-def test_a_mixer_is_the_published_layer(publish, name, gate, keys):
-    ours = make(name, gate, **keys)
+@pytest.mark.parametrize("publish, name, keys", LAYERS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_a_mixer_is_the_published_layer(publish, name, keys):
+    (ours,) = mixers(name, **keys)
     assert_same(ours, publish(ours))
 
 
@@ -116,7 +115,6 @@ def attention_with_sink(ours, name, config):
 @pytest.mark.parametrize("name", WITH_SINKS)
 def test_softmax_with_a_sink_and_a_window_is_the_published_attention_in_float64(name):
     config, keys = WITH_SINKS[name]
-    torch.manual_seed(0)
     for block in randomized(nanogate.GPT(configurator.build(GPTConfig, keys)).double()).blocks:
         assert_same(block.mixer, attention_with_sink(block.mixer, name, config), 150, torch.float64, 1e-13)
 
@@ -151,10 +149,7 @@ def test_the_new_mixer_of_the_readme_is_minimax_lightning_attention():
     (code,) = re.findall(r"```python\n(class Lightning.*?)```", readme, re.DOTALL)
     exec(code, vars(nanogate))
     try:
-        for n_layer in (1, 4):
-            torch.manual_seed(0)
-            keys = dict(attention="lightning", gate="native", n_layer=n_layer, n_embd=C, n_head=H)
-            for block in randomized(nanogate.GPT(GPTConfig(block_size=T, vocab_size=1, **keys))).blocks:
-                assert_same(block.mixer, minimax_lightning_attention(block.mixer))
+        for mixer in (*mixers("lightning"), *mixers("lightning", n_layer=4)):
+            assert_same(mixer, minimax_lightning_attention(mixer))
     finally:
         del MIXERS["lightning"], nanogate.Lightning
