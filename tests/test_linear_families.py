@@ -1,8 +1,6 @@
 """Linear and state space models of others, read from the folders that fla, transformers and Mamba-2's authors write.
 
-Slow: fla's own models, in Triton's interpreter.
-
-published.FlaMixer is written from fla's code, so that the other tests need no fla.
+Slow: fla's own models, in Triton's interpreter. Other tests take published.FlaMixer, which is written from fla's code.
 """
 
 import json
@@ -101,10 +99,7 @@ REFUSED = {  # the first word of each is the folder
     "GLA with a feature map": (change(feature_map="relu"), "feature_map='relu': must be one of None"),
     "GLA with fewer keys": (change(num_kv_heads=1), "needs num_heads=2 everywhere"),
     "GLA with halves of channels": (change(expand_k=0.3), "a head would have 4.8 key and 16 value channels"),
-    "GLA with wide queries": (
-        change_tensor(Q_PROJ, WIDE),
-        f"{Q_PROJ}, model.layers.0.attn.k_proj.weight, ",
-    ),
+    "GLA with wide queries": (change_tensor(Q_PROJ, WIDE), f"{Q_PROJ}, model.layers.0.attn.k_proj.weight, "),
     "GLA with biased softmax": (change(attn={"layers": [0], "num_heads": 2, "qkv_bias": True}), "attn.qkv_bias=True"),
     "GLA with two kinds of softmax": (change(attn=[{}, {}]), "attn=[{}, {}]: must be a dict"),
     "KDA with a bound": (change(lower_bound=-5.0), "lower_bound=-5.0: must be one of None"),
@@ -144,8 +139,8 @@ interpreter = test_fla.interpreter
 MAMBA2 = dict(  # fla's path without mamba_ssm gives heads to groups in another order than with it: so one group
     model_type="mamba2", vocab_size=300, hidden_size=32, head_dim=16, state_size=8, num_hidden_layers=2, n_groups=1
 )
-WINDOW = GLA | dict(attn=dict(layers=[0], num_heads=2, window_size=5))
-MORE = {"Mamba-2": MAMBA2, "Mamba-2 without a norm": MAMBA2 | dict(rmsnorm=False, expand=1), "GLA, window": WINDOW}
+MORE = {"Mamba-2": MAMBA2, "Mamba-2 without a norm": MAMBA2 | dict(rmsnorm=False, expand=1)}
+MORE["GLA, window"] = GLA | dict(attn=dict(layers=[0], num_heads=2, window_size=5))
 
 
 def flash_attn_func(q, k, v, causal, window_size):
