@@ -11,6 +11,7 @@ import types
 
 import published
 import pytest
+import test_huggingface
 import tokenizers
 import torch
 import transformers
@@ -104,9 +105,7 @@ def test_a_context_is_read_once_for_its_continuations(name, batch_size):
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
 @pytest.mark.parametrize("first", [[], [0]])
-def test_a_long_text_is_read_in_windows_each_behind_what_rows_of_the_training_began_with(
-    first, trained, helpers, tmp_path
-):
+def test_each_window_of_a_long_text_is_behind_what_rows_of_the_training_began_with(first, trained, helpers, tmp_path):
     folder = shutil.copytree(trained("softmax"), tmp_path / "out")
     checkpoint = checkpoints.load(folder)
     checkpoint["data"]["first_ids"] = first
@@ -148,10 +147,7 @@ def test_a_model_whose_tokenizer_puts_an_id_before_a_text_has_the_scores_of_the_
     made.post_processor = tokenizers.processors.TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", 299)])
     words = dict(bos_token="<|im_start|>", eos_token="<|end|>")
     transformers.PreTrainedTokenizerFast(tokenizer_object=made, **words).save_pretrained(tmp_path / "theirs")
-    sizes = dict(vocab_size=300, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4)
-    config = transformers.LlamaConfig(**sizes, max_position_embeddings=64, bos_token_id=299, eos_token_id=298)
-    with torch.no_grad():
-        published.save(transformers.LlamaForCausalLM(config), tmp_path / "theirs")
+    test_huggingface.save("Llama", tmp_path / "theirs", dict(bos_token_id=299, eos_token_id=298))
     export.main(helpers.words(from_hf=tmp_path / "theirs", out_dir=tmp_path / "ours"))
     own = harness.NanogateLM(checkpoint=str(tmp_path / "ours"), device="cpu")
     plain = own.tok_encode("The quick", add_special_tokens=False)

@@ -46,7 +46,7 @@ def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gat
             assert torch.equal(gated.eval()(idx), model(idx))
 
 
-def test_a_new_gate_that_is_not_the_identity_is_refused(run, trained, helpers):
+def test_a_new_gate_that_is_not_the_identity_is_refused_and_so_is_another_tokenizer(run, trained, text, helpers):
     for start, keys in [
         (0.5, dict(gate="elementwise")),
         (0.75, dict(gate="headwise@value", gate_activation="non_sparse")),
@@ -56,6 +56,8 @@ def test_a_new_gate_that_is_not_the_identity_is_refused(run, trained, helpers):
     ]:
         message = helpers.error_of(run, "gated", init_from=trained, max_iters=1, **keys)
         assert f"a new gate would start at {start}, not 1, and change what {trained} computes" in message
+    message = helpers.error_of(run, "out", init_from=trained, dataset=text, max_iters=1)
+    assert "its tokenizer is 'byte', the model was trained with" in message
 
 
 def test_a_gate_that_is_there_is_neither_changed_nor_lost_to_a_new_one(run, helpers, capsys):
@@ -75,11 +77,6 @@ def test_a_gate_that_is_there_is_neither_changed_nor_lost_to_a_new_one(run, help
     assert f"a new gate would start at 0.953, not 1, and change what {without} computes" in message
     without = run("no gate", init_from=gated, gate="none", max_iters=1)
     assert not any("gates" in name for name in checkpoints.load(without)["model"])
-
-
-def test_a_run_does_not_start_from_weights_of_another_tokenizer(run, trained, text, helpers):
-    message = helpers.error_of(run, "out", init_from=trained, dataset=text, max_iters=1)
-    assert "its tokenizer is 'byte', the model was trained with" in message
 
 
 def test_a_run_from_weights_has_their_keys_of_the_model_unless_given(trained, mqar, helpers, tmp_path, capsys):

@@ -22,6 +22,10 @@ from data.tokenizer import train_bpe
 from runs.checkpoint import load_model
 
 HERE = ["--device=cpu", "--threads=1"]
+SMALL = {  # more words of a script
+    "train.py": [*HERE, "--max_iters=8", "--eval_interval=8", "--warmup_iters=1", "--learning_rate=1e-3"],
+    "meters.py": [*HERE, "--rows=2", "--score_batches=1"],
+}
 
 
 @pytest.fixture
@@ -39,20 +43,6 @@ def make_hub(folder, kind="baseline"):
     return model
 
 
-SMALL = {
-    "train.py": [*HERE, "--max_iters=8", "--eval_interval=8", "--warmup_iters=1", "--learning_rate=1e-3"],
-    "meters.py": [*HERE, "--rows=2", "--score_batches=1"],
-}
-
-
-def run(document):
-    """Runs the commands in the first lines of a script or a config."""
-    for line in re.findall(r"^    python (.*)$", document, re.M):
-        script, *words = shlex.split(line)
-        program = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-        program.main([*words, *SMALL.get(script, [])])
-
-
 def test_every_script_takes_the_folder_of_a_hub(work, helpers, capsys):
     model = make_hub(work / "hub")
     torch.testing.assert_close(load_model("hub")[0](IDX), model(IDX).logits, rtol=0, atol=1e-4)
@@ -60,7 +50,7 @@ def test_every_script_takes_the_folder_of_a_hub(work, helpers, capsys):
     assert "prepare.py FILE --tokenizer=" in helpers.error_of(meters.main, words)
     text_prepare.main(["book.txt", "--tokenizer=hub", "--out_dir=data"])
     capsys.readouterr()
-    meters.main([*words, "--dataset=data", "--rows=2", "--score_batches=1"])
+    meters.main([*SMALL["meters.py"], "--checkpoint=hub", "--dataset=data"])
     evaluate.main([*words, "--dataset=data", "--json=true"])
     sample.main(["--checkpoint=hub", "--device=cpu", "--max_new_tokens=3", "--start=The quick"])
     printed = capsys.readouterr().out
@@ -73,7 +63,10 @@ def test_every_script_takes_the_folder_of_a_hub(work, helpers, capsys):
 
 def test_a_gate_on_a_published_model_is_the_recipe_of_its_config(work, helpers):
     make_hub(work / "Qwen3-0.6B")
-    run((ROOT / "config" / "late_gate_qwen.py").read_text())
+    for line in re.findall(r"^    python (.*)$", (ROOT / "config" / "late_gate_qwen.py").read_text(), re.M):
+        script, *words = shlex.split(line)
+        program = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+        program.main([*words, *SMALL.get(script, [])])
     first, last = (helpers.metrics(work / "out" / "gated_qwen", "eval")[i]["val_loss"] for i in (0, -1))
     plain = helpers.metrics(work / "out" / "plain_qwen", "eval")[0]["val_loss"]
     assert first == plain and last < first

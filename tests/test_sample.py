@@ -1,20 +1,27 @@
-"""evaluate.py and sample.py: the numbers and the text of checkpoints trained for a moment."""
+"""evaluate.py and sample.py: the numbers and the text of checkpoints trained for a moment, and how ids are drawn."""
 
 import math
 import sys
+import warnings
+from statistics import fmean
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import off_its_start
+from test_model import T, make_config
 
 import evaluate
 import sample
+from configurator import UserError
 from data.shards import open_dataset
+from model import MIXERS
+from ops.sampling import draw
 from runs.checkpoint import load_model
 from study import interventions
 
-MIXERS = ["softmax", "cosformer", "gla"]
+THREE = ["softmax", "cosformer", "gla"]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +29,7 @@ def text_runs(text, tmp_path_factory, helpers):
     """mixer -> a run that has begun to learn the text."""
     folder = tmp_path_factory.mktemp("text_runs")
     keys = dict(max_iters=30, learning_rate=1e-2, gate="elementwise", eval_interval=1000)
-    return {name: helpers.train(text, folder / name, attention=name, **keys) for name in MIXERS}
+    return {name: helpers.train(text, folder / name, attention=name, **keys) for name in THREE}
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +55,13 @@ def sampled(helpers, capsys):
 # -- evaluate.py -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@torch.no_grad()
+@pytest.mark.parametrize("mixer", THREE)
 def test_perplexity_is_the_cross_entropy_of_the_whole_split(text_runs, text, evaluated, mixer):
     model, _ = load_model(text_runs[mixer])
     tokens = torch.from_numpy(np.load(text / "val_0000.npy").astype(np.int64))
-    nats = 0.0
-    with torch.no_grad():
-        for start in range(0, len(tokens) - 1, 32):
-            window = tokens[start : start + 33]
-            nats += F.cross_entropy(model(window[None, :-1])[0].double(), window[1:], reduction="sum").item()
+    windows = [tokens[start : start + 33] for start in range(0, len(tokens) - 1, 32)]
+    nats = sum(F.cross_entropy(model(w[None, :-1])[0].double(), w[1:], reduction="sum").item() for w in windows)
     assert (len(tokens) - 1) % 32  # the last window is a short one
     n_bytes = open_dataset(text).counts("val")["bytes"]
     for batch_size in (1, 5):
@@ -67,20 +72,17 @@ def test_perplexity_is_the_cross_entropy_of_the_whole_split(text_runs, text, eva
         assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / n_bytes, rel=1e-6)
 
 
+@torch.no_grad()
 def test_accuracy_is_counted_at_the_labels_and_by_slice(mqar_run, mixed_mqar, evaluated):
     model, _ = load_model(mqar_run)
-    right, asked = {}, {}
+    right = {}
     for shard, name in enumerate(("16/2", "32/4", "32/7")):
         rows = torch.from_numpy(np.load(mixed_mqar / f"val_{shard:04d}.npy").astype(np.int64))
         tokens, labels = rows.unbind(1)
-        with torch.no_grad():
-            answers = model(tokens).argmax(-1)
-        right[name] = int((answers == labels)[labels > 0].sum())
-        asked[name] = int((labels > 0).sum())
-    result = evaluated(mqar_run)
-    assert result["slices"] == pytest.approx({name: right[name] / asked[name] for name in right})
-    assert result["accuracy"] == pytest.approx(sum(right.values()) / sum(asked.values()))
-    assert result["labels"] == sum(asked.values())
+        right[name] = (model(tokens).argmax(-1) == labels)[labels > 0].tolist()
+    result, whole = evaluated(mqar_run), sum(right.values(), [])
+    assert result["slices"] == pytest.approx({name: fmean(answers) for name, answers in right.items()})
+    assert result["labels"] == len(whole) and result["accuracy"] == pytest.approx(fmean(whole))
     assert 0 < result["accuracy"] < 1
 
 
@@ -110,16 +112,12 @@ def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, evalua
         assert expected in helpers.error_of(evaluated, checkpoint, **keys)
 
 
-# -- sample.py: text ---------------------------------------------------------------------------------------------------
+# -- sample.py ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_greedy_text_is_the_argmax_of_the_full_forward(text_runs, sampled, mixer):
-    model, _ = load_model(text_runs[mixer])
-    ids = list(b"The quick")
-    with torch.no_grad():
-        for _ in range(20):
-            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+@pytest.mark.parametrize("mixer", THREE)
+def test_greedy_text_is_what_the_model_generates(text_runs, sampled, mixer):
+    ids = load_model(text_runs[mixer])[0].generate(torch.tensor([list(b"The quick")]), 20, temperature=0)[0].tolist()
     (text,) = sampled(text_runs[mixer], start="The quick", temperature=0, max_new_tokens=20)
     assert text == bytes(ids).decode(errors="replace")
     assert sampled(text_runs[mixer], start="The quick", top_k=1, temperature=1.5, max_new_tokens=20) == [text]
@@ -139,36 +137,24 @@ def test_processes_that_share_a_model_print_the_text_of_one(text_runs, sampled, 
     assert together.stdout.decode() == sampled(**keys)[0] + "\n" + "-" * 80 + "\n", together.stderr.decode()
 
 
-def test_a_prompt_comes_from_the_command_line_or_a_file(text_runs, sampled, tmp_path, helpers):
+def test_a_prompt_comes_from_the_command_line_or_a_file(text_runs, sampled, tmp_path):
     prompt = "Zwölf 🙂"
     (tmp_path / "prompt.txt").write_text(prompt, encoding="utf-8")
     starts = (prompt, f"FILE:{tmp_path / 'prompt.txt'}")
     texts = [sampled(text_runs["softmax"], start=start, temperature=0) for start in starts]
     assert texts[0][0].startswith(prompt) and texts[0] == texts[1]
-    (tmp_path / "latin1.txt").write_bytes("Zwölf".encode("latin-1"))
-    message = helpers.error_of(sampled, text_runs["softmax"], start=f"FILE:{tmp_path / 'latin1.txt'}")
-    assert "is not UTF-8 text" in message
 
 
-@pytest.fixture(scope="module")
-def recites(tmp_path_factory, helpers):
-    """A model that has learned one line by heart, whose characters take 3 and 4 bytes."""
-    folder, line = tmp_path_factory.mktemp("recites"), "名は。🙂"
-    data = helpers.write_text(folder / "data", [line * 40], [line * 4])
+def test_characters_of_several_tokens_are_written_whole(tmp_path, helpers, monkeypatch):
+    """By a model that has learned one line by heart, whose characters take 3 and 4 bytes."""
+    data = helpers.write_text(tmp_path / "data", ["名は。🙂" * 40], ["名は。🙂" * 4])
     keys = dict(n_layer=1, n_embd=32, max_iters=100, learning_rate=1e-2, eval_interval=1000)
-    return helpers.train(data, folder / "out", **keys)
-
-
-def test_characters_of_several_tokens_are_written_whole(recites, helpers, monkeypatch):
-    pieces = []
+    recites, pieces = helpers.train(data, tmp_path / "out", **keys), []
     monkeypatch.setattr(sys.stdout, "write", pieces.append)
     keys = dict(num_samples=1, temperature=0, device="cpu", start="名")
     sample.main(helpers.words(checkpoint=recites, max_new_tokens=23, **keys))  # a line has 13 bytes
     assert "".join(pieces).startswith("名は。🙂名は。🙂\n---")
     assert [piece for piece in pieces[1:] if piece][:7] == list("は。🙂名は。🙂")  # after the prompt
-
-
-# -- sample.py: past the context length --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mixer", "n_new"), [("cosformer", 30), ("gla", 500)])
@@ -178,3 +164,70 @@ def test_without_max_new_tokens_it_is_500_or_as_many_as_there_can_be(text_runs, 
     if n_new < 500:
         message = helpers.error_of(sampled, max_new_tokens=n_new + 1, **keys)
         assert f"max_new_tokens={n_new} works" in message
+
+
+# -- The ids that are drawn, one at a time, with the state kept --------------------------------------------------------
+
+
+def make_model(**keys):
+    return off_its_start(make_config(**keys))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_greedy_with_the_cache_is_greedy_without(name):
+    model, idx = make_model(attention=name), torch.randint(50, (3, 5))
+    expected = idx
+    for _ in range(12):
+        expected = torch.cat([expected, model(expected)[:, -1].argmax(-1, keepdim=True)], dim=1)
+    for options in (dict(temperature=0), dict(temperature=0.7, top_k=1), dict(top_p=1e-6)):
+        assert torch.equal(model.generate(idx, 12, **options), expected)
+
+
+def test_ids_that_are_padding_or_unknown_to_the_tokenizer_are_never_drawn():
+    model, idx = make_model(pad_vocab_to=64), torch.zeros(4, 1, dtype=torch.long)
+    model.wte.weight.data[45:] *= 30  # what would be likeliest
+    assert model.wte.weight.shape[0] == 64 and model(idx).shape[-1] == 50
+    assert 45 <= model.generate(idx, 30).max() < 50
+    assert model.generate(idx, 30, n_tokens=45).max() < 45
+
+
+def test_top_p_keeps_the_fewest_ids_that_reach_it():
+    def drawn(logits, top_k, top_p):
+        return set(draw(logits.expand(2000, -1), 1.0, top_k, top_p).flatten().tolist())
+
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert drawn(logits, None, 0.79) == {0, 1} and drawn(logits, None, 0.81) == drawn(logits, 3, None) == {0, 1, 2}
+    assert len(drawn(torch.zeros(4), None, 0.5)) == 2  # two of four equal ones reach one half exactly
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_divides_the_logits(temperature):
+    n_draws, logits = 20_000, torch.tensor([0.0, 1.0, 2.0])
+    share = draw(logits.expand(n_draws, -1), temperature, None, None).flatten().bincount(minlength=3) / n_draws
+    torch.testing.assert_close(share, (logits / temperature).softmax(0), rtol=0, atol=0.02)  # five standard errors
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_an_error_and_not_a_token(broken):
+    model = make_model()
+    model.norm.weight.data[0] = broken
+    with pytest.raises(UserError, match="not finite"):
+        model.generate(torch.zeros(1, 1, dtype=torch.long), 1)
+
+
+def test_past_block_size_a_window_rolls_with_a_warning_and_a_recurrence_goes_on():
+    idx = torch.zeros(1, 3, dtype=torch.long)
+    with pytest.warns(UserWarning, match="some layers see the last 40 tokens only") as printed:
+        assert make_model().generate(idx, 2 * T).shape == (1, 3 + 2 * T)
+    assert len(printed) == 1
+    with warnings.catch_warnings(action="error"):
+        assert make_model(attention="gla").generate(idx, 2 * T).shape == (1, 3 + 2 * T)
+
+
+@pytest.mark.parametrize("keys", [dict(attention="cosformer"), dict(position="learned")], ids=str)
+def test_past_block_size_a_state_that_ends_is_refused(keys):
+    model = make_model(**keys)
+    with pytest.raises(UserError, match="position 82 is past block_size=40"):
+        model.generate(torch.zeros(1, 3, dtype=torch.long), 2 * T)
+    with pytest.raises(UserError, match="past block_size=40"):  # also where nobody asks for a token
+        model(torch.zeros(1, T + 1, dtype=torch.long))

@@ -1,7 +1,4 @@
-"""The page that shows a text token by token: its numbers, its size, and what a browser makes of it.
-
-Slow: in the browser that is installed.
-"""
+"""The page that shows a text token by token: its numbers, its size, and (slow) what a browser makes of it."""
 
 import base64
 import json
