@@ -337,6 +337,7 @@ NOT_HELD = {
     "attention='kda,gla' with MLPs of": dict(attention="kda,gla"),
     "head_dim=8: there it can only be 4": dict(attention="gated_deltanet,softmax", qk_norm=False),
     "mlp='swiglu': there it can only be 'none'": dict(attention="mamba2", gate="native", head_dim=4),
+    "logit_softcap=30.0": dict(logit_softcap=30.0),
     "short_conv=4": dict(short_conv=4),
     "partial_rotary_factor=0.5: llama of transformers": dict(rope_fraction=0.5, family="llama"),
     "window='8,16': there it can only be '8'": dict(window="8,16"),

@@ -1,7 +1,5 @@
 """A gate for a trained model starts at the same function, and trains at a rate of its own."""
 
-import dataclasses
-
 import pytest
 import torch
 from small_models import off_its_start
@@ -32,8 +30,7 @@ CASES = [  # keys of the model, and of its new gates
 def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gates, helpers, tmp_path):
     sizes = dict(n_layer=2, n_embd=16, n_head=2, block_size=32, vocab_size=20, state_size=4, short_conv=3)
     model = off_its_start(GPTConfig(**sizes, rope_base=500, **keys), torch.float32, noise=0.2)
-    args = dataclasses.asdict(model.config)
-    checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": args})
+    checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": vars(model.config)})
     gates = dict(gate=GATE, gate_activation="sigmoid2") | gates
     words = helpers.words(init_from=tmp_path, out_dir=tmp_path / "out", **gates)
     config, resumed, source, notes = resume.where_to_start(configurator.read_words(train.TrainConfig, words))
