@@ -1,5 +1,5 @@
 """Whatever comes in, what goes out is the right result or one clear line: command lines, config files, texts, shards,
-checkpoints, prompts, what plot.py draws. CI tries 60 cases of each kind, always the same; NANOGATE_CASES=5000 more.
+checkpoints, prompts. CI tries 60 cases of each kind, always the same; NANOGATE_CASES=5000 more.
 """
 
 import contextlib
@@ -14,8 +14,6 @@ import operator
 import os
 import shutil
 
-import matplotlib.figure
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -50,7 +48,7 @@ GONE = object()
 def fuzz(*strategies, times=1):
     """The test below it is tried with draws of these, `times` as often as the others."""
     options = dict(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=CASES == IN_CI)
-    return lambda test: settings(max_examples=int(CASES * times), **options)(given(*strategies)(test))
+    return lambda test: settings(max_examples=CASES * times, **options)(given(*strategies)(test))
 
 
 anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
@@ -263,60 +261,6 @@ def test_a_checkpoint_of_anything_is_evaluated_and_sampled_or_one_line(trained, 
     words = [f"--checkpoint={tmp_path / 'ckpt.pt'}", "--device=cpu"]
     one_line(evaluate.main, [*words, "--threads=1"])
     one_line(sample.main, [*words, "--num_samples=1", "--max_new_tokens=2"])
-
-
-# -- plot.py -----------------------------------------------------------------------------------------------------------
-
-
-def make_drawable():
-    """{file: what it holds} of a run and an experiment, small, with all that plot.py looks at."""
-    (measured,) = json.loads((ROOT / "results/pystdlib/meters.json").read_text())["checkpoints"]
-    layer = copy.deepcopy(measured["layers"][0])
-    layer["sink"]["kinds"] = {"trigger": {"share": [0.1, None]}, "other": {"share": [0.2, 0.3]}}
-    maps = [{"layer": 1, "head": 1, "weights": [[1.0, 0.0], [0.5, -0.5]], "gate": [0.5, 1.0], "queries": {"x": [1]}}]
-    measured |= {"layers": [layer, layer], "maps": maps, "pruning": measured["pruning"][:2]}
-    lines = (ROOT / "results/log_linear/rows.jsonl").read_text().splitlines()
-    rows = [json.loads(lines[0]), json.loads(lines[-1])]
-    rows[0]["scores"] = {"long": {"slices": {"64/4": 0.5, "128/4": 0.25, "128/8": 0.1}}}
-    return {
-        "run/metrics.jsonl": [
-            {"event": "train", "step": 0, "loss": 2.0, "spike": True},
-            {"event": "eval", "step": 0, "val_loss": 2.0},
-        ],
-        "run/meters.json": {"checkpoints": [measured]},
-        "experiment/rows.jsonl": rows,
-    }
-
-
-DRAWABLE = make_drawable()
-
-
-@pytest.fixture(scope="module")
-def drawable(tmp_path_factory):
-    """The folder of the files of DRAWABLE. plot.py lays its figures out, and paints none."""
-    folder, figure = tmp_path_factory.mktemp("drawable"), matplotlib.figure.Figure
-    for name, content in DRAWABLE.items():
-        put(folder / name, content)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figure, "savefig", lambda self, *words, **keys: self.draw_without_rendering())
-        plot.main([str(folder / "run"), str(folder / "experiment")])  # all right
-        yield folder
-
-
-def put(file, content):
-    file.parent.mkdir(exist_ok=True)
-    rows = content if file.suffix == ".jsonl" and isinstance(content, list) else [content]
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-
-
-@fuzz(st.sampled_from(list(DRAWABLE)), PLACES, STRANGE, st.integers(0, 20), times=0.5)
-def test_any_json_is_drawn_or_one_line(drawable, name, at, value, replaces_all):
-    whole = DRAWABLE[name]
-    put(drawable / name, with_change(whole, at, value) if replaces_all or value is GONE else value)
-    one_line(plot.main, [str(drawable / name.partition("/")[0])])
-    plt.close("all")
-    put(drawable / name, whole)
-    assert {file.name for file in drawable.iterdir()} == {"run", "experiment"}
 
 
 # -- Sampling ----------------------------------------------------------------------------------------------------------
