@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import configurator
-import evaluate
 import model
 import train
 from configurator import UserError
@@ -163,15 +162,6 @@ def test_ctrl_c_ends_the_last_evaluation_when_all_is_saved(run, tmp_path, monkey
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 8
 
 
-def test_a_run_goes_on_with_the_code_that_it_kept(run, tmp_path, monkeypatch):
-    out = run("out", max_iters=2)
-    monkeypatch.setattr(outdir, "ROOT", out / "code")
-    run("out", init_from="resume")
-    assert checkpoints.load(out)["iter_num"] == 8 and (out / "code" / "train.py").read_bytes()
-    (out / "code" / ".#train.py").symlink_to("nobody@nowhere")  # Emacs's mark of an unsaved buffer
-    assert not [name for name in outdir.code_of_the_project() if "#" in name]
-
-
 def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole_and_best_is_the_lowest_loss(
     run, helpers, monkeypatch, capsys
 ):
@@ -193,15 +183,6 @@ def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole_and
 # -- Starting from a checkpoint ----------------------------------------------------------------------------------------
 
 
-def test_resume_is_refused_without_a_checkpoint_with_other_data_and_past_the_end(run, trained, mixed_mqar, helpers):
-    message = helpers.error_of(run, "nothing", init_from="resume")
-    assert "ckpt.pt" in message and "no such checkpoint" in message
-    message = helpers.error_of(run, trained, init_from="resume", dataset=mixed_mqar)
-    assert f"{mixed_mqar}: not the data that" in message
-    assert "is at step 8 already" in helpers.error_of(run, trained, init_from="resume", max_iters=7)
-    assert checkpoints.load(trained)["iter_num"] == 8
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_with_the_moments_of_a_trunk_goes_on_as_the_trunk_would(run, helpers, monkeypatch, optimizer):
     keys, load = dict(optimizer=optimizer, schedule="constant"), train.load_batches
@@ -211,15 +192,6 @@ def test_a_run_with_the_moments_of_a_trunk_goes_on_as_the_trunk_would(run, helpe
     ours, theirs = checkpoints.load(branch), checkpoints.load(whole)
     assert helpers.equal(ours["model"], theirs["model"]) and ours["iter_num"] == 4
     assert helpers.equal(ours["optimizer"]["state"], theirs["optimizer"]["state"])
-
-
-def test_moments_of_another_optimizer_or_of_other_parameters_are_refused(run, trained, helpers):
-    keys = dict(init_from=trained, keep_moments=True)
-    message = helpers.error_of(run, "out", **keys, optimizer="muon")
-    assert message == f"keep_moments=True: {trained} has the moments of adamw, not of optimizer=muon"
-    message = helpers.error_of(run, "out", **keys, gate="elementwise", gate_activation="sigmoid2")
-    assert "its optimizer has 14 parameters, of other names than the model's" in message
-    assert "init_from='scratch' has none; name a run" in helpers.error_of(run, "out", keep_moments=True)
 
 
 # -- What a run writes -------------------------------------------------------------------------------------------------
@@ -274,7 +246,9 @@ def project(trained, tmp_path, monkeypatch):
     return outdir.ROOT
 
 
-def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code(run, project, capsys):
+def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code_which_can_go_on_itself(
+    run, project, capsys, monkeypatch
+):
     out = run("out", max_iters=2)
     before = (project / "model.py").read_text()
     (project / "model.py").write_text(before + "# an edit\n")
@@ -283,6 +257,10 @@ def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code(run, projec
     assert (out / "code" / "model.py").read_text() == before + "# an edit\n"
     about, checkpoint = json.loads((out / "config.json").read_text()), checkpoints.load(out)
     assert about["code_sha256"] == checkpoint["code_sha256"] == outdir.code_sha256()[0]
+    monkeypatch.setattr(outdir, "ROOT", out / "code")
+    (out / "code" / ".#train.py").symlink_to("nobody@nowhere")  # Emacs's mark of an unsaved buffer is no code
+    run("out", max_iters=4, init_from="resume")
+    assert checkpoints.load(out)["iter_num"] == 4 and (out / "code" / "train.py").read_bytes()
 
 
 def test_the_hash_covers_what_train_py_imports_but_for_runs_reading_of_keys_figures_and_drawing_of_tokens():
@@ -313,9 +291,9 @@ def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
     assert [group["lr"] for group in saved] == [rates[8]] * 2  # of the step that would follow
 
 
-def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(text, tmp_path, helpers, capsys):
+def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(run, text, helpers, evaluated, capsys):
     keys = dict(dtype="bfloat16", eval_tokens=70, batch_size=2, max_iters=3, eval_interval=1)
-    out = helpers.train(text, tmp_path / "out", **keys)
+    out = run("out", dataset=text, **keys)
     end, evaluations = helpers.metrics(out)[-1], helpers.metrics(out, "eval")
     assert [row["labels"] for row in evaluations] == 4 * [3 * 32]
     best = checkpoints.load(out / "best.pt")
@@ -323,31 +301,30 @@ def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(t
     assert end["labels"] == open_dataset(text).counts("val")["tokens"] - 1
     # the checkpoint alone gives the same, in the dtype of the run
     capsys.readouterr()
-    evaluate.main([f"--checkpoint={out}", "--device=cpu", "--batch_size=4", "--json"])
-    found = json.loads(capsys.readouterr().out)
+    found = evaluated(out, batch_size=4)
     assert found["loss"] == end["val_loss"] and found["dtype"] == "bfloat16"
 
 
 def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
-    text, mqar, tmp_path, helpers, capsys, monkeypatch
+    run, text, helpers, capsys, monkeypatch
 ):
     """By this clock an evaluation takes 10 s, and all between two looks at it a millisecond."""
     now, calls, read = itertools.count(0, 1e-3), [], train.evaluate
     monkeypatch.setattr(train.time, "perf_counter", lambda: next(now) + 10 * len(calls))
     monkeypatch.setattr(train, "evaluate", lambda *args, **keys: calls.append(1) or read(*args, **keys))
-    keys = dict(eval_tokens=70, batch_size=2, max_iters=3)
-    out = helpers.train(text, tmp_path / "out", **keys)
+    keys = dict(dataset=text, eval_tokens=70, batch_size=2, max_iters=3)
+    out = run("out", **keys)
     sample, end = helpers.metrics(out, "eval")[-1], helpers.metrics(out)[-1]
     assert (end["labels"], end["val_loss"], end["whole"]) == (3 * 32, sample["val_loss"], False)
     assert f"--out_dir={out} --init_from=resume --eval_whole=true reads them" in capsys.readouterr().out
     size, n_calls = open_dataset(text).counts("val")["tokens"] - 1, len(calls)
     for words in ({"eval_whole": True}, {}):  # the second one finds the end, and reads nothing
-        helpers.train(text, out, init_from="resume", **keys | words)
+        run("out", init_from="resume", **keys | words)
         assert helpers.metrics(out)[-1] | {"labels": size, "whole": True} == helpers.metrics(out)[-1]
     assert len(calls) == n_calls + 1 and [row["event"] for row in helpers.metrics(out)].count("end") == 1
-    whole = helpers.metrics(helpers.train(text, tmp_path / "whole", eval_whole=True, **keys))[-1]
+    whole = helpers.metrics(run("whole", eval_whole=True, **keys))[-1]
     assert whole["labels"] == size and whole["whole"]
-    helpers.train(mqar, tmp_path / "rows", **keys | {"eval_tokens": 320})  # 4 labels in a row of 32 tokens
+    run("rows", eval_tokens=320, batch_size=2, max_iters=3)  # 4 labels in a row of 32 tokens
     assert "  of 40 of 1,200 labels: all take 300.0 s, training" in capsys.readouterr().out
 
 
@@ -403,14 +380,26 @@ def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
 # -- Mistakes ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_the_data_is_said_before_anything_is_written(run, text, tmp_path, helpers):
+def test_what_is_wrong_with_the_data_or_the_start_is_said_before_anything_is_written(
+    run, trained, text, mixed_mqar, tmp_path, helpers
+):
+    resumes, moments = dict(out_dir=trained, init_from="resume"), dict(init_from=trained, keep_moments=True)
+    before = (trained / "ckpt.pt").read_bytes()
     for keys, expected in [
         (dict(block_size=31), "train has rows of 32 tokens; block_size=31 is too small"),
         (dict(vocab_size=31), "has ids up to 31"),
         (dict(dataset=text, block_size=2000), "fewer than block_size + 1 = 2001"),
+        (dict(init_from="resume"), "ckpt.pt: no such checkpoint"),
+        (resumes | dict(dataset=mixed_mqar), f"{mixed_mqar}: not the data that"),
+        (resumes | dict(max_iters=7), "is at step 8 already"),
+        (moments | dict(optimizer="muon"), f"{trained} has the moments of adamw, not of optimizer=muon"),
+        (dict(keep_moments=True), "init_from='scratch' has none; name a run"),
     ]:
         assert expected in helpers.error_of(run, "out", **keys)
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists() and (trained / "ckpt.pt").read_bytes() == before
+    moments |= dict(gate="elementwise", gate_activation="sigmoid2")  # what is found when the model has been built
+    message = helpers.error_of(run, "out", **moments)
+    assert "its optimizer has 14 parameters, of other names than the model's" in message
 
 
 def test_what_is_built_and_never_applied_is_an_error(run, helpers, monkeypatch):
