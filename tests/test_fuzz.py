@@ -1,6 +1,4 @@
-"""Whatever comes in, what goes out is the right result or one clear line: command lines, config files, texts, shards,
-checkpoints, prompts. CI tries 60 cases of each kind, always the same; NANOGATE_CASES=5000 more.
-"""
+"""Whatever comes in, what goes out is right or one clear line. CI tries 60 cases a kind; NANOGATE_CASES=5000 more."""
 
 import contextlib
 import copy
