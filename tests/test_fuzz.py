@@ -179,11 +179,10 @@ def test_any_setting_of_mqar_makes_a_data_set_or_one_line(tmp_path, keys):
 
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory, helpers):
-    """(the folder of a text in several shards, {name of a file: its content})"""
-    folder = tmp_path_factory.mktemp("stream")
+    """A text in several shards, to copy."""
     about = {"parameters": {"text": {"val": {"published_words": 7}}, "version": "raw"}, "shard_tokens": 200}
-    helpers.write_text(folder, ["The quick brown fox. " * 9] * 3, ["jumps over. " * 9], **about)
-    return folder, {file.name: file.read_bytes() for file in folder.iterdir()}
+    folder, texts = tmp_path_factory.mktemp("stream"), (["The quick brown fox. " * 9] * 3, ["jumps over. " * 9])
+    return helpers.write_text(folder, *texts, **about)
 
 
 def damaged(content, kind, at, junk):
@@ -203,23 +202,19 @@ DAMAGE = st.sampled_from(["flip", "cut", "write"]), st.integers(0, 10**7), JUNK
 
 
 @fuzz(*DAMAGE, st.integers(0, 9), st.integers(0, 9))
-def test_any_damage_to_a_shard_is_found_or_changes_nothing(stream, kind, at, junk, one, other):
-    folder, whole = stream
-    shards = sorted(name for name in whole if name.endswith(".npy"))
-    for name, content in whole.items():
-        (folder / name).write_bytes(content)
+def test_any_damage_to_a_shard_is_found_or_changes_nothing(stream, tmp_path, kind, at, junk, one, other):
+    folder = shutil.copytree(stream, tmp_path / "stream", copy_function=shutil.copyfile, dirs_exist_ok=True)
     open_dataset(folder)  # whatever it remembers must not hide the damage
-    name, other = shards[one % len(shards)], shards[other % len(shards)]
-    content = damaged(whole[name], kind, at, junk) if name == other else whole[other]  # or two are exchanged
-    (folder / name).write_bytes(content)
-    assert (one_line(open_dataset, folder) is None) == (content != whole[name])
+    shards = sorted(folder.glob("*.npy"))
+    whole, others = (shards[i % len(shards)].read_bytes() for i in (one, other))
+    content = damaged(whole, kind, at, junk) if others == whole else others  # a shard has the content of another
+    shards[one % len(shards)].write_bytes(content)
+    assert (one_line(open_dataset, folder) is None) == (content != whole)
 
 
 @fuzz(st.booleans(), PLACES, STRANGE)
 def test_a_data_set_whose_meta_json_holds_anything_is_read_or_one_line(stream, mqar, tmp_path, is_text, at, value):
-    for name, content in stream[1].items():
-        (stream[0] / name).write_bytes(content)
-    folder = shutil.copytree(stream[0] if is_text else mqar, tmp_path / f"{is_text}", dirs_exist_ok=True)
+    folder = shutil.copytree(stream if is_text else mqar, tmp_path / f"{is_text}", dirs_exist_ok=True)
     whole, logits = json.loads((folder / "meta.json").read_text()), torch.zeros(1, 1, 256)
     (folder / "meta.json").write_text(json.dumps(with_change(whole, at, value)))
 

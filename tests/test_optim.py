@@ -93,9 +93,7 @@ def test_the_first_and_last_row_of_each_matrix_of_a_mixer_change_what_it_is_for_
 
 
 @pytest.mark.parametrize("name", [*MIXERS, "softmax,gated_deltanet"])
-@pytest.mark.parametrize(
-    "more", [{}, dict(tie_embeddings=False, position="learned", short_conv=4, mlp="swiglu")], ids=["plain", "more"]
-)
+@pytest.mark.parametrize("more", [{}, dict(tie_embeddings=False, position="learned", short_conv=4, mlp="swiglu")])
 def test_muon_has_the_linear_layers_of_the_blocks_and_no_embedding_output_layer_convolution_or_vector(name, more):
     config = train.TrainConfig(**SMALL, attention=name, gate="native+elementwise", optimizer="muon", **more)
     gpt = GPT(config)

@@ -32,7 +32,7 @@ def trained(mqar, tmp_path_factory, helpers):
     return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
 
 
-# -- A run is a function of its seed: whatever the processes, the evaluations, the restarts ----------------------------
+# -- A run is a function of its seed: whatever the processes, the evaluations, the restarts, the trunk it grows from ---
 
 
 def test_softmax_with_a_short_convolution_learns_mqar(run, helpers):
@@ -79,9 +79,7 @@ def test_four_micro_steps_of_different_numbers_of_labels_are_one_batch_four_time
 
 
 @pytest.mark.parametrize(("end", "n_read"), [("max_iters", 8), ("a bad shard", 4), ("SIGTERM", 8)])
-def test_the_next_two_steps_are_read_while_one_computes_and_however_a_run_ends_its_reader_ends(
-    end, n_read, run, tmp_path, monkeypatch, helpers
-):
+def test_two_steps_are_read_ahead_and_a_reader_ends_with_its_run(end, n_read, run, tmp_path, monkeypatch, helpers):
     """What the reader raises is raised at its step."""
     load, loss, is_read = train.load_batches, train.micro_loss, [threading.Event() for _ in range(10)]
 
@@ -162,9 +160,7 @@ def test_ctrl_c_ends_the_last_evaluation_when_all_is_saved(run, tmp_path, monkey
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 8
 
 
-def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole_and_best_is_the_lowest_loss(
-    run, helpers, monkeypatch, capsys
-):
+def test_two_evaluations_above_the_threshold_end_a_run_and_best_is_the_lowest_loss(run, helpers, monkeypatch, capsys):
     keys, pairs = dict(max_iters=20, eval_interval=2), ((0.1, 3.0), (0.95, 1.0), (0.9, 2.0), (0.91, 1.5), (0.92, 1.4))
     scores, read = iter([dict(accuracy=right, loss=nats) for right, nats in pairs]), train.evaluate  # 0.9 is not above
     monkeypatch.setattr(train, "evaluate", lambda *args, **keys: read(*args, **keys) | next(scores))
@@ -178,9 +174,6 @@ def test_two_evaluations_above_the_threshold_end_a_run_whose_files_are_whole_and
     whole = run("whole", **keys | dict(max_iters=8, lr_decay_iters=20))
     for name in ("model", "optimizer", "rng", "iter_num"):
         assert helpers.equal(checkpoints.load(out)[name], checkpoints.load(whole)[name]), name
-
-
-# -- Starting from a checkpoint ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -197,7 +190,7 @@ def test_a_run_with_the_moments_of_a_trunk_goes_on_as_the_trunk_would(run, helpe
 # -- What a run writes -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, mqar):
+def test_a_run_writes_its_config_its_code_two_checkpoints_and_every_step_and_evaluation(trained, mqar, helpers):
     written = {file.name for file in trained.iterdir()}
     assert written == {".nanogate", "config.json", "code", "metrics.jsonl", "ckpt.pt", "best.pt", "lock"}
     about, checkpoint = json.loads((trained / "config.json").read_text()), checkpoints.load(trained)
@@ -205,12 +198,26 @@ def test_a_run_writes_its_config_its_code_its_rows_and_two_checkpoints(trained, 
     assert (config.n_embd, config.vocab_size, config.dataset) == (16, 32, str(mqar))
     assert {"git_commit", "git_dirty", "versions", "command", "dtype", "n_params"} <= about.keys()
     assert checkpoint["data"]["sha256"] == open_dataset(mqar).sha256 and checkpoint["config"] == about["config"]
+    rows, scores = helpers.metrics(trained), {"val_loss", "perplexity", "accuracy", "labels", "slices"}
+    names = {
+        "train": {"loss", "lr", "grad_norm", "spike", "tokens_per_second", "mfu"},
+        "eval": {"meters", "seconds"} | scores,
+        "end": {"seconds", "eval_seconds", "whole"} | scores,
+    }
+    assert all(row.keys() == names[row["event"]] | {"event", "step"} for row in rows)
+    assert [row["step"] for row in rows if row["event"] == "train"] == list(range(8))
+    assert [row["step"] for row in rows if row["event"] == "eval"] == [0, 4, 8]
+    assert rows[-1]["event"] == "end" and rows[-1]["step"] == 8
+    assert 0 < rows[-1]["eval_seconds"] < rows[-1]["seconds"]
+    rates = [train.learning_rate(train.TrainConfig(**helpers.tiny), step) for step in range(9)]
+    assert [row["lr"] for row in rows if row["event"] == "train"] == rates[:8]
+    groups = checkpoint["optimizer"]["param_groups"]
+    assert [group["lr"] for group in groups] == [rates[8]] * 2  # of the step that would follow
 
 
-def test_the_copy_of_the_code_alone_trains_to_the_same_bits(run, trained, mqar, tmp_path, helpers):
+def test_the_copy_of_the_code_alone_trains_to_the_same_bits(keys, trained, tmp_path, helpers):
     code = shutil.copytree(trained / "code", tmp_path / "elsewhere")
-    keys = helpers.tiny | dict(dataset=mqar, out_dir=tmp_path / "again")
-    ended = helpers.script(code / "train.py", *helpers.words(**keys), cwd=tmp_path)
+    ended = helpers.script(code / "train.py", *helpers.words(**keys("again")), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr.decode()
     ours, theirs = (checkpoints.load(out) for out in (tmp_path / "again", trained))
     for name in ("model", "optimizer", "rng", "best_val_loss", "code_sha256"):
@@ -246,9 +253,7 @@ def project(trained, tmp_path, monkeypatch):
     return outdir.ROOT
 
 
-def test_an_edit_is_named_on_resume_and_goes_to_the_copy_of_the_code_which_can_go_on_itself(
-    run, project, capsys, monkeypatch
-):
+def test_an_edit_is_named_on_resume_and_goes_to_the_kept_code_which_can_go_on(run, project, capsys, monkeypatch):
     out = run("out", max_iters=2)
     before = (project / "model.py").read_text()
     (project / "model.py").write_text(before + "# an edit\n")
@@ -273,24 +278,6 @@ def test_the_hash_covers_what_train_py_imports_but_for_runs_reading_of_keys_figu
     assert sorted(outdir.RESULT_FILES) == sorted({*files, "ops/__init__.py"} - {"ops.py"} - left_out)
 
 
-def test_metrics_hold_every_step_and_evaluation_and_end(trained, helpers):
-    rows, scores = helpers.metrics(trained), {"val_loss", "perplexity", "accuracy", "labels", "slices"}
-    names = {
-        "train": {"loss", "lr", "grad_norm", "spike", "tokens_per_second", "mfu"},
-        "eval": {"meters", "seconds"} | scores,
-        "end": {"seconds", "eval_seconds", "whole"} | scores,
-    }
-    assert all(row.keys() == names[row["event"]] | {"event", "step"} for row in rows)
-    assert [row["step"] for row in rows if row["event"] == "train"] == list(range(8))
-    assert [row["step"] for row in rows if row["event"] == "eval"] == [0, 4, 8]
-    assert rows[-1]["event"] == "end" and rows[-1]["step"] == 8
-    assert 0 < rows[-1]["eval_seconds"] < rows[-1]["seconds"]
-    rates = [train.learning_rate(train.TrainConfig(**helpers.tiny), step) for step in range(9)]
-    assert [row["lr"] for row in rows if row["event"] == "train"] == rates[:8]
-    saved = checkpoints.load(trained)["optimizer"]["param_groups"]
-    assert [group["lr"] for group in saved] == [rates[8]] * 2  # of the step that would follow
-
-
 def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(run, text, helpers, evaluated, capsys):
     keys = dict(dtype="bfloat16", eval_tokens=70, batch_size=2, max_iters=3, eval_interval=1)
     out = run("out", dataset=text, **keys)
@@ -305,9 +292,7 @@ def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(r
     assert found["loss"] == end["val_loss"] and found["dtype"] == "bfloat16"
 
 
-def test_a_run_shorter_than_the_reading_of_the_whole_split_ends_with_the_sample(
-    run, text, helpers, capsys, monkeypatch
-):
+def test_a_run_shorter_than_a_reading_of_the_whole_split_ends_with_the_sample(run, text, helpers, capsys, monkeypatch):
     """By this clock an evaluation takes 10 s, and all between two looks at it a millisecond."""
     now, calls, read = itertools.count(0, 1e-3), [], train.evaluate
     monkeypatch.setattr(train.time, "perf_counter", lambda: next(now) + 10 * len(calls))
@@ -361,14 +346,13 @@ def test_wsd_is_constant_and_then_falls_and_decay_lr_is_nanogpt_s_name_for_a_con
 
 
 def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
-    norms = []
+    norms, step = [], torch.optim.AdamW.step
 
-    def watch(optimizer, *args, **keys):
+    def watch(optimizer):
         grads = [p.grad.norm() for group in optimizer.param_groups for p in group["params"]]
         norms.append(float(torch.stack(grads).norm()))
-        return step(optimizer, *args, **keys)
+        step(optimizer)
 
-    step = torch.optim.AdamW.step
     monkeypatch.setattr(torch.optim.AdamW, "step", watch)
     before = [row["grad_norm"] for row in helpers.metrics(run("out", grad_clip=0.1), "train")]
     assert min(before) > 0.1
@@ -380,9 +364,7 @@ def test_gradients_are_clipped_to_grad_clip(run, helpers, monkeypatch):
 # -- Mistakes ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_the_data_or_the_start_is_said_before_anything_is_written(
-    run, trained, text, mixed_mqar, tmp_path, helpers
-):
+def test_wrong_data_or_starts_are_told_before_a_file_is_written(run, trained, text, mixed_mqar, tmp_path, helpers):
     resumes, moments = dict(out_dir=trained, init_from="resume"), dict(init_from=trained, keep_moments=True)
     before = (trained / "ckpt.pt").read_bytes()
     for keys, expected in [
