@@ -37,9 +37,8 @@ OTHER = dict(
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
-    *(dict(attention=name, gate=gate) for name in ("softmax", "gla", "mamba2") for gate in ("none", "native")),
-    *(dict(attention=name, gate="native") for name in ("cosformer", "gated_deltanet", "deltanet", "kda", "monarch")),
-    *(dict(attention=name, gate="native") for name in ("deltaproduct", "gated_deltanet2", "mamba3")),
+    *(dict(attention=name, gate="native") for name in MIXERS),
+    *(dict(attention=name) for name in ("softmax", "gla", "mamba2")),
     *(dict(attention=name, gate="elementwise") for name in ("softmax", "gated_deltanet")),
     *(dict(gate="elementwise@value", position=position) for position in ("none", "learned")),
     *(dict(attention="gla", position=position) for position in ("none", "learned")),

@@ -221,9 +221,7 @@ WSD, LINEAR = dict(schedule="wsd", decay_iters=2), dict(attention="gated_deltane
     ],
     ids=str,
 )
-def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(
-    had, start, given, has, run, helpers, tmp_path, monkeypatch
-):
+def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(had, start, given, has, run, helpers, monkeypatch):
     monkeypatch.chdir(run("out", max_iters=1, **had).parent)
     words = helpers.words(out_dir="out", init_from=start, max_iters=9, **given)
     config, *_ = where_to_start(configurator.read_words(train.TrainConfig, words))
@@ -268,13 +266,12 @@ def test_what_no_run_can_go_on_from_is_one_line_and_no_moment_of_another_shape_r
     assert re.fullmatch(rf"{out}/metrics.jsonl line \d: damaged; remove the line", message)
 
 
-def test_moments_go_to_the_parameters_of_their_names(keys, helpers, monkeypatch):
-    whole = helpers.train(**keys("whole"))
-    out = helpers.train(**keys("out", max_iters=5, lr_decay_iters=14))
+def test_moments_go_to_the_parameters_of_their_names(run, helpers, monkeypatch):
+    whole, out = run("whole"), run("out", max_iters=5, lr_decay_iters=14)
     groups = model.GPT.parameter_groups  # in an edited model.py the parameters have another order
     other = lambda *args: [group | {"params": group["params"][::-1]} for group in groups(*args)]  # noqa: E731
     monkeypatch.setattr(model.GPT, "parameter_groups", other)
-    helpers.train(**keys("out", init_from="resume"))
+    run("out", init_from="resume")
     ours, theirs = (checkpoints.load(folder)["model"] for folder in (out, whole))
     assert helpers.equal(ours, theirs)
 
@@ -322,17 +319,16 @@ def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers):
 
 
 @pytest.mark.parametrize("case", [dict(dropout=0.1), dict(optimizer="muon", gate="elementwise")], ids=str)
-def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(case, keys, helpers):
-    whole = helpers.train(**keys("whole", **case))
-    out = keys("out")["out_dir"]
+def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(case, run, helpers):
+    whole = run("whole", **case)
     for max_iters in (4, 8, 14, 14):
-        helpers.train(**keys("out", init_from="auto", max_iters=max_iters, lr_decay_iters=14, **case))
+        out = run("out", init_from="auto", max_iters=max_iters, lr_decay_iters=14, **case)
         if max_iters == 4:  # a kill has left rows of later steps, the last one cut
             with open(out / "metrics.jsonl", "a") as file:
                 file.write('{"event": "train", "step": 4, "loss": 1.0}\n{"event": "tra')
     check_same_run(whole, out, helpers)
     (out / "ckpt.pt").unlink()  # a kill between best.pt and ckpt.pt, in the first save of all
-    helpers.train(**keys("out", init_from="auto", max_iters=3))
+    run("out", init_from="auto", max_iters=3)
     assert checkpoints.load(out)["iter_num"] == 3
 
 
