@@ -9,9 +9,9 @@ import math
 
 import pytest
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from small_models import off_its_start
+from test_recurrence import definition
 
 import gate
 import model as model_file
@@ -73,25 +73,15 @@ def like(mixer, source):
 
 @every_mixer
 @pytest.mark.parametrize("granularity", gate.GRANULARITIES)
-def test_a_gate_of_zero_weights_halves_the_readout_and_a_branch_scale_is_a_factor_on_it(name, granularity):
-    ungated, x = make_mixer(name), random_x()
-    for activation, factor in (("sigmoid", 0.5), ("sigmoid2", 1.0), ("non_sparse", 0.75), ("silu", 0.0)):
-        gated = like(make_mixer(name, granularity, gate_activation=activation, branch_scale=0.3), ungated)
-        nn.init.zeros_(gated.gates["readout"].proj.weight)
-        torch.testing.assert_close(gated(x), 0.3 * factor * ungated(x), **CLOSE)
-
-
-@pytest.mark.parametrize("name", ["softmax", "mamba2"])
-@pytest.mark.parametrize("granularity", ["headwise", "shared", "scalar"])
-def test_every_granularity_is_an_elementwise_gate_with_tied_rows(name, granularity):
-    elementwise, x = like(make_mixer(name, "elementwise"), make_mixer(name)), random_x()
-    tied = like(make_mixer(name, granularity), make_mixer(name))
-    heads, width = elementwise.n_head, elementwise.value_width
-    shape = {"headwise": (heads, 1, C), "shared": (1, width, C), "scalar": (1, 1, C)}[granularity]
-    rows = tied.gates["readout"].proj.weight.view(shape)
-    with torch.no_grad():
-        elementwise.gates["readout"].proj.weight.copy_(rows.expand(heads, width, C).flatten(0, 1))
-    torch.testing.assert_close(elementwise(x), tied(x), **CLOSE)
+def test_a_gate_and_a_branch_scale_are_factors_on_what_the_output_projection_gets(name, granularity):
+    ungated, x, seen = make_mixer(name), random_x(), []
+    gated = like(make_mixer(name, granularity, gate_activation="silu", branch_scale=0.3), ungated)
+    ungated.out_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    ungated(x)
+    (H, D), g = (ungated.n_head, ungated.value_width), x @ gated.gates["readout"].proj.weight.T
+    shape = {"elementwise": (H, D), "headwise": (H, 1), "shared": (1, D), "scalar": (1, 1)}[granularity]
+    o = 0.3 * F.silu(g).view(2, T, *shape) * seen[0].view(2, T, H, D)
+    torch.testing.assert_close(gated(x), o.flatten(2) @ ungated.out_proj.weight.T, **CLOSE)
 
 
 @every_mixer
@@ -143,10 +133,6 @@ def test_cosformer_is_the_published_formula():
     torch.testing.assert_close(mixer(x), expected, **CLOSE)
 
 
-def rms_norm(x, weight, eps=1e-5):
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
 @pytest.mark.parametrize(
     ("name", "n", "beta_max"),
     [("deltaproduct", 3, 2), ("deltaproduct", 1, 2), ("gated_deltanet", 1, 2), ("deltanet", 1, 2), ("deltanet", 1, 1)],
@@ -168,23 +154,19 @@ def test_the_delta_rule_is_its_definition(name, n, beta_max):
             new = beta[:, t, i] * (v[:, t, i] - torch.einsum("bhk,bhkv->bhv", k[:, t, i], S))
             S = S + torch.einsum("bhk,bhv->bhkv", k[:, t, i], new)
         outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t, 0] / 2, S))
-    expected = rms_norm(torch.stack(outputs, dim=1), mixer.norm.weight).flatten(2) @ mixer.out_proj.weight.T
-    torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
+    o = F.rms_norm(torch.stack(outputs, dim=1), [5], mixer.norm.weight, 1e-5)
+    torch.testing.assert_close(mixer(x), o.flatten(2) @ mixer.out_proj.weight.T, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("beta_max", [1, 2])
-def test_gated_deltanet2_is_its_definition_in_dense_matrices(beta_max):
+def test_gated_deltanet2_is_its_definition(beta_max):
     mixer, kda, x = make_mixer("gated_deltanet2", beta_max=beta_max), make_mixer("kda", beta_max=beta_max), random_x()
     qkv, betas = mixer.in_proj.weight.split([3 * C, 2 * C])
     kda.load_state_dict(mixer.state_dict() | {"in_proj.weight": torch.cat([qkv, betas[:H]])})
     p, (erase, write) = kda.project(x, None, 0), (x @ betas.T).sigmoid().view(2, T, 2, H, D).unbind(2)
-    S, outputs = x.new_zeros(2, H, D, D), []
-    for t in range(T):
-        k, e = p.k[:, t, :, :, None], (beta_max * erase[:, t] * p.k[:, t])[..., None, :]
-        S = (torch.eye(D) - k @ e) @ p.log_decay[:, t].exp().diag_embed() @ S + k * (write * p.v)[:, t, :, None]
-        outputs.append((p.q[:, t, :, None] @ S).squeeze(2))
-    expected = rms_norm(torch.stack(outputs, dim=1), mixer.norm.weight).flatten(2) @ mixer.out_proj.weight.T
-    torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
+    keys = dict(log_decay=p.log_decay, beta=torch.ones(2, T, H).double(), erase=beta_max * erase * p.k)
+    o = F.rms_norm(definition(p.q, p.k, write * p.v, **keys)[0], [D], mixer.norm.weight, 1e-5)
+    torch.testing.assert_close(mixer(x), o.flatten(2) @ mixer.out_proj.weight.T, rtol=1e-9, atol=1e-11)
 
 
 def test_mamba3_is_its_definition_in_complex_numbers():
@@ -195,7 +177,7 @@ def test_mamba3_is_its_definition_in_complex_numbers():
     angle = F.pad((math.pi * dt * angle.tanh()[:, :, None]).cumsum(1), (0, 2))  # (2, T, heads, 4)
     own, later, a = share * dt, (1 - share) * dt, (-F.softplus(A)[..., None] * dt).exp()[..., None]
     parts = zip((k, q), mixer.kq_norm.weight.view(2, 8), mixer.kq_bias.view(2, heads, 8), strict=True)
-    k, q = (rms_norm(y, weight)[:, :, None] + bias for y, weight, bias in parts)
+    k, q = (F.rms_norm(y, [8], weight, 1e-5)[:, :, None] + bias for y, weight, bias in parts)
     q, k = (torch.view_as_complex(y.view(2, T, heads, 4, 2)) * torch.polar(angle * 0 + 1, angle) for y in (q, k))
     kv, S, outputs = k[..., None] * v[..., None, :], 0, []
     for t in range(T):
@@ -223,7 +205,7 @@ def test_monarch_is_its_definition_in_dense_matrices():
             L, R = (torch.block_diag(*(gates[b, t, h, side, :, None, None] * blocks[side, h])) for side in (0, 1))
             S = P.T @ L @ P @ R @ S + torch.outer(k[b, t, h], v[b, t, h])
             expected[b, t, h] = q[b, t, h] / 8 @ S
-    expected = rms_norm(expected, mixer.norm.weight).flatten(2) @ mixer.out_proj.weight.T
+    expected = F.rms_norm(expected, [D], mixer.norm.weight, 1e-5).flatten(2) @ mixer.out_proj.weight.T
     torch.testing.assert_close(mixer(x), expected, rtol=1e-9, atol=1e-11)
 
 
@@ -329,7 +311,6 @@ REFUSED = [
     (dict(gate="headwise@denominator"), "has no denominator"),
     (dict(attention="cosformer", gate="elementwise@key", gate_activation="silu"), "denominator negative"),
     (dict(attention="cosformer", gate="elementwise", norm_first=False), "no layer has a norm"),
-    (dict(gate="elementwise", norm_first=False), "no layer has a norm"),
     (dict(attention="gla,softmax", gate="none,headwise", norm_first=False), "no layer has a norm"),
     (dict(attention="gla", readout_norm="denominator"), "both signs"),
     (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),

@@ -1,5 +1,6 @@
 """The meters of a layer, and trials on a model, each on weights set by hand, where the answer is known."""
 
+import copy
 import functools
 import json
 import statistics
@@ -16,21 +17,15 @@ from runs.probe import weights_of
 from study import interventions
 
 T, C, H, D = 12, 16, 2, 8
+X = torch.randn(3, T, C, generator=torch.Generator().manual_seed(1))
+TOKENS = torch.randint(20, (3, T), generator=torch.Generator().manual_seed(1))
 every_mixer = pytest.mark.parametrize("name", MIXERS)
 
 
 def make_model(noise=0.2, **keys):
-    """Two layers; noise 0 leaves the start, where gates are zero."""
+    """Two layers."""
     keys = dict(n_layer=2, n_embd=C, n_head=H, block_size=T, vocab_size=20, state_size=4, position="none") | keys
     return off_its_start(GPTConfig(**keys), torch.float32, noise)
-
-
-def random_x(dtype=torch.float32):
-    return torch.randn(3, T, C, generator=torch.Generator().manual_seed(1)).to(dtype)
-
-
-def random_tokens():
-    return torch.randint(20, (3, T), generator=torch.Generator().manual_seed(1))
 
 
 def data_of(tokens, **kinds):
@@ -39,24 +34,12 @@ def data_of(tokens, **kinds):
     return types.SimpleNamespace(kind="examples", kinds=kinds, longest=lambda split, n: n, eval_batches=batches)
 
 
-def sink_of(mixer, x, stream, **kinds):
-    return probe.sink_meter(mixer, {"x": x, "stream": stream}, kinds)
-
-
 # -- gates -------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def make_gate(value, activation="sigmoid", granularity="headwise", is_static=False):
-    gate_input = "static" if is_static else "token"
-    config = GPTConfig(n_embd=C, n_head=H, gate_activation=activation, gate_bias=0.0, gate_input=gate_input)
-    gate = Gate(config, granularity, H, D)
-    for p in gate.parameters():
-        p.zero_()
-    (gate.static if is_static else gate.proj.bias).fill_(value)
-    return gate
-
-
+@pytest.mark.parametrize("granularity, heads", [("elementwise", H), ("headwise", H), ("shared", 1), ("scalar", 1)])
+@pytest.mark.parametrize("gate_input", ["token", "static"])
 @pytest.mark.parametrize(
     ("value", "activation", "mean", "shares", "collapsed"),
     [
@@ -68,23 +51,22 @@ def make_gate(value, activation="sigmoid", granularity="headwise", is_static=Fal
         (2.0, "identity", 2.0, (0.0, 1.0), None),
     ],
 )
-def test_the_meter_of_a_gate_of_one_value(value, activation, mean, shares, collapsed):
-    meter = probe.gate_meter(make_gate(value, activation), random_x())
-    assert meter["mean"] == [pytest.approx(mean, abs=1e-4)] * H and meter["collapsed"] == collapsed
-    assert (meter["below_0.1"], meter["above_0.9"]) == tuple([share] * H for share in shares)
+def test_the_meter_of_a_gate_of_one_value_and_one_value_off_is_enough_not_to_be_collapsed(
+    value, activation, mean, shares, collapsed, gate_input, granularity, heads
+):
+    config = GPTConfig(n_embd=C, n_head=H, gate_activation=activation, gate_bias=0.0, gate_input=gate_input)
+    gate = Gate(config, granularity, H, D)
+    for p in gate.parameters():
+        p.zero_()
+    logits = gate.proj.bias if gate.static is None else gate.static
+    logits.fill_(value)
+    meter = probe.gate_meter(gate, X)
+    assert meter["mean"] == [pytest.approx(mean, abs=1e-4)] * heads and meter["collapsed"] == collapsed
+    assert (meter["below_0.1"], meter["above_0.9"]) == tuple([share] * heads for share in shares)
     place = min(int(20 * mean), 20)  # the last bin holds what is above 1
-    assert meter["histogram"] == [[float(i == place) for i in range(21)]] * H
-
-
-@pytest.mark.parametrize("granularity, heads", [("elementwise", H), ("headwise", H), ("shared", 1), ("scalar", 1)])
-@pytest.mark.parametrize("is_static", [False, True])
-def test_every_gate_has_a_meter_and_one_value_off_is_enough_not_to_be_collapsed(granularity, heads, is_static):
-    gate = make_gate(0.0, granularity=granularity, is_static=is_static)
-    meter = probe.gate_meter(gate, random_x())
-    assert (meter["mean"], meter["collapsed"]) == ([0.5] * heads, "all within 0.05 of 0.5")
-    with torch.no_grad():
-        (gate.static if is_static else gate.proj.bias)[-1] = 1.0
-    assert probe.gate_meter(gate, random_x())["collapsed"] is None
+    assert meter["histogram"] == [[float(i == place) for i in range(21)]] * heads
+    logits[-1] = 1.0
+    assert probe.gate_meter(gate, X)["collapsed"] is None
 
 
 # -- token 0, by query -------------------------------------------------------------------------------------------------
@@ -139,7 +121,7 @@ def by_definition(mixer, x, stream, b, h, i):
 )
 def test_what_a_query_gets_from_token_0_is_the_definition(keys):
     mixer = make_model(noise=0.3, **keys).double().blocks[0].mixer
-    x, stream = random_x(torch.float64), 3 * random_x(torch.float64).flip(0)
+    x, stream = X.double(), 3 * X.double().flip(0)
     found = probe.query_meters(mixer, x, stream)
     for b, h, i in ((0, 0, 1), (1, mixer.n_head - 1, 5), (2, 0, T - 1)):
         for name, value in by_definition(mixer, x, stream, b, h, i).items():
@@ -154,9 +136,9 @@ def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
     positions = {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items()}
     assert positions == {"one": [2, 4, 6], "five": [1, 7, 10, 11], "other": [3, 5, 8, 9]}
     assert probe.query_masks(tokens, {}) == {}
-    x = random_x()[:1]
+    x = X[:1].clone()
     x[:, 0] *= 0.1  # the value of token 0 is the smallest
-    sink, each = sink_of(mixer, x, x, **masks), probe.query_meters(mixer, x, x)
+    sink, each = probe.sink_meter(mixer, {"x": x, "stream": x}, masks), probe.query_meters(mixer, x, x)
     gate, close = mixer.gates["readout"], functools.partial(pytest.approx, rel=1e-3)
     for name, own in (positions | {"all": range(1, T)}).items():
         kind = sink["kinds"].get(name, sink)
@@ -174,11 +156,10 @@ def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
 
 @torch.no_grad()
 def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
-    model, tokens = make_model(), random_tokens()
-    targets = tokens.roll(-1, 1)
-    masks = probe.query_masks(tokens, {"low": list(range(10))}) | {"none": torch.zeros_like(tokens) > 0}
-    losses = probe.losses_by_kind(model, tokens, targets, masks, "float32")
-    of_labels = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    model, targets = make_model(), TOKENS.roll(-1, 1)
+    masks = probe.query_masks(TOKENS, {"low": list(range(10))}) | {"none": torch.zeros_like(TOKENS) > 0}
+    losses = probe.losses_by_kind(model, TOKENS, targets, masks, "float32")
+    of_labels = torch.nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), targets.flatten(), reduction="none")
     assert losses.pop("none") is None
     assert losses == {name: pytest.approx(of_labels[masks[name].flatten()].mean().item(), rel=1e-3) for name in losses}
 
@@ -188,8 +169,7 @@ def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
 
 @torch.no_grad()
 def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found_with_its_token_and_channel():
-    model, tokens = make_model(gate="elementwise"), random_tokens()
-    tokens[tokens == 7] = 6
+    model, tokens = make_model(gate="elementwise"), TOKENS.where(TOKENS != 7, 6)
     tokens[2, 5] = 7
     model.wte.weight[7, 3] = -1000.0
     layers, block, x = probe.layer_meters(model, tokens, {}, "float32"), model.blocks[0], model.wte(tokens)
@@ -205,26 +185,19 @@ def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found_wit
 def test_the_induction_score_is_the_weight_on_what_followed_the_same_token():
     model = make_model(n_layer=3)
     half, (perfect, even, _) = T // 2, (block.mixer for block in model.blocks)
-
-    def of_perfect(p):
-        weights = torch.zeros(len(p.q), H, T, T)
-        for i in range(half, 2 * half):
-            weights[:, 0, i, i - half + 1] = -2.0  # a share of the absolute weights
-            weights[:, 1, i, i - half] = 1.0  # the same token, and not what followed it
-        return weights
-
-    perfect.explicit_weights = of_perfect
+    followed, same = (torch.eye(T).roll(distance, 0) for distance in (half - 1, half))
+    perfect.explicit_weights = lambda p: torch.stack([-2.0 * followed, same]).expand(len(p.q), H, T, T)
     even.explicit_weights = lambda p: torch.ones(len(p.q), H, T, T).tril()
-    found = probe.induction_meters(model, random_tokens(), "float32")
+    found = probe.induction_meters(model, TOKENS, "float32")
     uniform = sum(1 / (i + 1) for i in range(half, 2 * half)) / half
     assert found[0] == [1.0, 0.0] and found[1] == pytest.approx([uniform] * H, rel=1e-3) and len(found) == 3
-    assert probe.training_meters(model, data_of(random_tokens()), T, "float32")["induction"] == found
+    assert probe.training_meters(model, data_of(TOKENS), T, "float32")["induction"] == found
 
 
 @every_mixer
 def test_every_mixer_has_every_meter(name):
     model = make_model(attention=name, gate="native+elementwise+headwise@value")
-    layers = probe.layer_meters(model, random_tokens(), {}, "float32")
+    layers = probe.layer_meters(model, TOKENS, {}, "float32")
     assert json.loads(json.dumps(layers, allow_nan=False)) == layers
     assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
     kind = {"softmax": "weights", "cosformer": "share"}.get(name, "proxy" if MIXERS[name].explicit_weights else "none")
@@ -232,17 +205,16 @@ def test_every_mixer_has_every_meter(name):
 
 
 def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
-    model, tokens = make_model(gate="elementwise"), random_tokens()
-    model.train()
+    model = make_model(gate="elementwise").train()
     compiled = torch.compile(model, backend="eager")
-    before = compiled(tokens)
+    before = compiled(TOKENS)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        probe.training_meters(model, data_of(tokens, some=[1, 2, 3]), T, "float32")
+        probe.training_meters(model, data_of(TOKENS, some=[1, 2, 3]), T, "float32")
         with interventions.pruned(model, 0.7):
             pass
-        assert torch.equal(compiled(tokens), before)
+        assert torch.equal(compiled(TOKENS), before)
     with pytest.raises(ZeroDivisionError):
-        probe.probe(model, tokens, lambda block, seen: 1 / 0)
+        probe.probe(model, TOKENS, lambda block, seen: 1 / 0)
     assert model.training
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
@@ -260,36 +232,33 @@ def test_a_spike_is_five_deviations_above_the_last_hundred():
 
 @every_mixer
 def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all(name):
-    model, tokens = make_model(attention=name, gate="elementwise"), random_tokens()
-    before, layers = model(tokens), probe.layer_meters(model, tokens, {}, "float32")
+    model = make_model(attention=name, gate="elementwise")
+    before, layers = model(TOKENS), probe.layer_meters(model, TOKENS, {}, "float32")
     with interventions.pruned(model, 0.0) as counts:
-        assert torch.equal(model(tokens), before)
+        assert torch.equal(model(TOKENS), before)
     assert counts[0] == 0 and counts[1] == 2 * 3 * T * model.blocks[0].mixer.n_head * D
     with interventions.pruned(model, 0.1) as counts:
-        model(tokens)
+        model(TOKENS)
     assert counts[0] / counts[1] == pytest.approx(probe.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
     with interventions.pruned(model, 1.01) as counts:
-        closed = model(tokens)
+        closed = model(TOKENS)
     assert counts[0] == counts[1]
     with torch.no_grad():
         for block in model.blocks:
             block.mixer.out_proj.weight.zero_()
-    torch.testing.assert_close(closed, model(tokens))
+    torch.testing.assert_close(closed, model(TOKENS))
 
 
 @torch.no_grad()
-def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides():
-    model = make_model()
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    up = model.blocks[0].mlp.up
+def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides(helpers):
+    model, x, other = make_model(), torch.zeros(1, C), torch.randn(1, C)
+    up, key = model.blocks[0].mlp.up, model.blocks[0].mixer.out_proj
     up.weight[:, 0], up.weight[:, 1:] = 127.0, torch.randint(-127, 128, up.weight[:, 1:].shape).float()
-    x, other = torch.zeros(1, C), torch.randn(1, C)
     x[0, 0], x[0, 1] = 127.0, 0.4  # 0.4 is less than half a level
-    key = model.blocks[0].mixer.out_proj
-    exact, fine = up(torch.eye(C)[1:2]), key(other)
+    before, exact, fine = copy.deepcopy(model.state_dict()), up(torch.eye(C)[1:2]), key(other)
     with interventions.quantised(model):
         torch.testing.assert_close(up(x), 127.0 * up.weight[:, 0][None])
         torch.testing.assert_close(up(torch.eye(C)[1:2]), exact)  # these weights are levels
         assert 0 < (key(other) - fine).abs().max() < 0.05 * fine.abs().max()
-    assert torch.equal(key(other), fine) and not any("forward" in vars(module) for module in model.modules())
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters() if "0.mlp.up" not in name)
+    assert torch.equal(key(other), fine) and helpers.equal(model.state_dict(), before)
+    assert not any("forward" in vars(module) for module in model.modules())
