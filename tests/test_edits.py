@@ -22,26 +22,20 @@ from model import GPT, MIXERS, MLPS
 from runs import checkpoint as checkpoints
 
 CLOSE = dict(rtol=1e-9, atol=1e-9)
-BUDGET = {  # lines that are not blank, with the one in the table
-    edits.RetNet: ("retnet", 17),
-    edits.Window: ("window", 10),
-    edits.ALiBi: ("alibi", 10),
-    edits.WindowedALiBi: ("windowed_alibi", 10),
-    edits.LongConv: ("longconv", 21),
-    edits.Experts: ("experts", 21),
-}
-NAMES = [name for cls, (name, _) in BUDGET.items() if cls is not edits.Experts]
+# lines that are not blank, with the one in the table
+BUDGET = {"RetNet": 17, "Window": 10, "ALiBi": 10, "WindowedALiBi": 10, "LongConv": 21, "Experts": 21}
+NAMES = ["lightning", *(name.lower() for name in BUDGET if name != "Experts")]  # of mixers, and the README's
 
 
-def text_of(cls, name):
+def text_of(name):
     """The edit: the class, and its line in the table."""
-    return f"{inspect.getsource(cls)}\n\n{'MLPS' if cls is edits.Experts else 'MIXERS'}[{name!r}] = {cls.__name__}\n"
+    table = "MLPS" if name == "Experts" else "MIXERS"
+    return f"{inspect.getsource(getattr(edits, name))}\n\n{table}[{name.lower()!r}] = {name}\n"
 
 
-@pytest.mark.parametrize("cls", BUDGET)
-def test_an_edit_is_as_short_as_promised(cls):
-    name, most = BUDGET[cls]
-    assert sum(line.strip() != "" for line in text_of(cls, name).splitlines()) <= most
+@pytest.mark.parametrize("name", BUDGET)
+def test_an_edit_is_as_short_as_promised(name):
+    assert sum(line.strip() != "" for line in text_of(name).splitlines()) <= BUDGET[name]
 
 
 # -- Against their definitions, in float64; windows and ALiBi: test_softmax.py -----------------------------------------
@@ -49,8 +43,8 @@ def test_an_edit_is_as_short_as_promised(cls):
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    for cls, (name, _) in BUDGET.items():
-        monkeypatch.setitem(MLPS if cls is edits.Experts else MIXERS, name, cls)
+    for name in BUDGET:
+        monkeypatch.setitem(MLPS if name == "Experts" else MIXERS, name.lower(), getattr(edits, name))
 
 
 @torch.no_grad()
@@ -60,13 +54,9 @@ def test_retnet_is_its_definition():
     q, k, v = mixer.qkv(x).unflatten(-1, (H, -1)).split([D, D, 2 * D], dim=-1)
     angles = torch.arange(T)[:, None, None] * 10000.0 ** -(torch.arange(D // 2, dtype=torch.float64) / (D // 2))
     q, k = (torch.complex(*y.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles) for y in (q, k))
-    gamma = (1 - 2.0 ** -(5 + torch.arange(H))).double()
-    o = torch.zeros(2, T, H, 2 * D, dtype=torch.float64)
-    for i in range(T):
-        for j in range(i + 1):
-            weight = gamma ** (i - j) * (q[:, i] * k[:, j].conj()).real.sum(-1) / math.sqrt(D)
-            o[:, i] += weight[..., None] * v[:, j]
-    o = F.rms_norm(o, (2 * D,), mixer.norm.weight, eps=mixer.config.norm_eps)
+    gamma, i = (1 - 2.0 ** -(5 + torch.arange(H))).double()[:, None, None], torch.arange(T)
+    weights = (gamma ** (i[:, None] - i) * torch.einsum("bihd,bjhd->bhij", q, k.conj()).real / math.sqrt(D)).tril()
+    o = F.rms_norm(torch.einsum("bhij,bjhd->bihd", weights, v), [2 * D], mixer.norm.weight, mixer.config.norm_eps)
     expected = mixer.out_proj((o * F.silu(mixer.gates["native"].logits(x)).view_as(o)).flatten(2))
     close = dict(rtol=1e-6, atol=1e-6)  # the decay's logarithm is a float32 number
     torch.testing.assert_close(mixer(x), expected, **close)
@@ -77,10 +67,7 @@ def test_retnet_is_its_definition():
 def test_a_long_convolution_is_its_definition_and_has_no_weights():
     mixer, x = make_mixer("longconv"), random_x(T + 9)
     q, k, v = mixer.qkv(x).view(2, -1, 3, C).unbind(2)
-    o = torch.zeros_like(v)
-    for i in range(T + 9):
-        for j in range(max(0, i - T + 1), i + 1):
-            o[:, i] += mixer.conv.weight[T - 1 - (i - j)] * k[:, j] * v[:, j]
+    o = F.conv1d(F.pad((k * v).mT, (T - 1, 0)), mixer.conv.weight.T[:, None], groups=C).mT
     expected = mixer.out_proj(q * o)
     torch.testing.assert_close(mixer(x[:, :T]), expected[:, :T], **CLOSE)
     torch.testing.assert_close(in_pieces(mixer, x, 9, 20), expected, **CLOSE)
@@ -103,9 +90,8 @@ def test_a_mixture_of_experts_sends_a_token_to_one_trains_its_auxiliary_loss_and
         assert auxiliary > 0.01
         torch.testing.assert_close(loss, n * (plain + auxiliary))
         routers = [block.mlp.router.weight for block in gpt.blocks]
-        grads = [torch.autograd.grad(y, routers, retain_graph=True) for y in (loss, n * plain, n * auxiliary)]
-        for total, *parts in zip(*grads, strict=True):
-            torch.testing.assert_close(total, sum(parts))
+        grads = (torch.autograd.grad(y, routers, retain_graph=True) for y in (loss, n * (plain + auxiliary)))
+        torch.testing.assert_close(*grads)
     dense = GPT(make_config())
     expert = sum(p.numel() for p in mlp.experts[0].parameters())
     assert gpt.n_params() == dense.n_params() + 2 * (3 * expert + 4 * C)
@@ -134,8 +120,7 @@ def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("edited") / "copy"
     left_out = shutil.ignore_patterns(".*", "out", "results", "docs", "*.npy", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=left_out)
-    of_model = [mixer, *(text_of(cls, name) for cls, (name, _) in BUDGET.items())]
-    for name, code in (("gate.py", activation), ("model.py", "\n\n".join(of_model))):
+    for name, code in (("gate.py", activation), ("model.py", "\n\n".join([mixer, *map(text_of, BUDGET)]))):
         with open(folder / name, "a") as file:
             file.write("\n\n" + code)
     # a position of the gate and a norm of the readout are a line or two
@@ -171,8 +156,7 @@ for line in sys.argv[1:]:
 
 
 def test_a_copy_with_all_edits_prepares_trains_resumes_and_measures(copy, helpers):
-    names = ["lightning", *NAMES]
-    keys = dict(n_layer=len(names), max_iters=2, dataset="data/mine", attention=",".join(names), mlp="experts")
+    keys = dict(n_layer=len(NAMES), max_iters=2, dataset="data/mine", attention=",".join(NAMES), mlp="experts")
     keys |= dict(gate="elementwise@input", gate_activation="relu", readout_norm="layer", mine=0.25, out_dir="out/mine")
     scripts = [
         "data/mine/prepare.py book.txt",
@@ -189,7 +173,7 @@ def test_a_copy_with_all_edits_prepares_trains_resumes_and_measures(copy, helper
 @pytest.mark.parametrize("gates", ["(none or headwise)", pytest.param("", marks=pytest.mark.slow)])
 def test_an_edited_mixer_keeps_the_contract_of_all_mixers(copy, gates):
     """What make check runs, on some gates in CI and on all of them in the slow form."""
-    chosen = "(" + " or ".join(["lightning", *NAMES]) + ")"
+    chosen = "(" + " or ".join(NAMES) + ")"
     words = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", "not slow", "tests/test_contract.py", "-k"]
     printed = run_in(copy, *words, f"{chosen} and {gates}" if gates else chosen)
     assert "no mixer here has weights" in printed
