@@ -12,7 +12,6 @@ from ops.levels import chunked, factors, recurrent
 from ops.recurrence import quadratic
 
 SMALL = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=9)
-RECURRENT = [name for name in MIXERS if MIXERS[name].has_levels]
 
 
 def make_inputs(T, kind, delta, n_levels):
@@ -92,7 +91,7 @@ def make_mixer(name, **keys):
     return off_its_start(GPTConfig(**SMALL, attention=name, **keys), noise=0.3).blocks[0].mixer
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", [name for name in MIXERS if MIXERS[name].has_levels])
 def test_the_lambda_of_a_mixer_starts_near_softplus_of_zero_and_at_one_it_is_the_mixer_without(name):
     mixer, without, x = make_mixer(name, levels="log_linear"), make_mixer(name), torch.randn(2, 16, 16).double()
     assert len(without.load_state_dict(mixer.state_dict(), strict=False).unexpected_keys) == 2

@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import re
+from unittest import mock
 
 import edits
 import pytest
@@ -31,14 +32,10 @@ def test_the_log_has_the_meters_of_every_evaluation_and_a_gate_that_did_not_move
     assert helpers.losses(without) == helpers.losses(trained)
 
 
-def closed(*args, **keys):
-    raise BrokenPipeError
-
-
 def test_numbers_are_written_before_they_are_printed_to_somebody_who_may_not_read_on(trained, tmp_path, monkeypatch):
     words = [f"--checkpoint={trained}", "--device=cpu", "--threads=1"]
     for script, more in ((meters, ["--rows=2", "--score_batches=1"]), (evaluate, [])):
-        monkeypatch.setattr(script, "print", closed, raising=False)
+        monkeypatch.setattr(script, "print", mock.Mock(side_effect=BrokenPipeError), raising=False)
         with pytest.raises(BrokenPipeError):
             script.main([*words, *more, f"--out={tmp_path / script.__name__}"])
         assert json.loads((tmp_path / script.__name__).read_text())
