@@ -39,15 +39,14 @@ GPT2 = dict(vocab_size=256, n_positions=100, n_embd=32, n_layer=2, n_head=2, n_i
 GPT2 |= EAGER | dict(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
 NEXT = dict(intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=16, mlp_only_layers=[0, 1])
 NEXT |= dict(linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=16, linear_value_head_dim=16)
+NEXT |= SIZES | EAGER | dict(max_position_embeddings=100)
 FLA = SIZES | dict(num_heads=2, max_position_embeddings=100, intermediate_size=64, norm_eps=1e-5)
 THEIRS = {
     "GPT-2": hf.GPT2Config(**GPT2),
     "GPT-2, exact gelu": hf.GPT2Config(**GPT2, activation_function="gelu"),
-    "Qwen3-Next": hf.Qwen3NextConfig(
-        **SIZES | EAGER | NEXT, layer_types=["linear_attention", "full_attention"], max_position_embeddings=100
-    ),
-    "headwise": SIZES | EAGER | NEXT | dict(max_position_embeddings=100),
-    "elementwise": SIZES | EAGER | NEXT | dict(max_position_embeddings=100),
+    "Qwen3-Next": hf.Qwen3NextConfig(**NEXT, layer_types=["linear_attention", "full_attention"]),
+    "headwise": NEXT,
+    "elementwise": NEXT,
     "Mamba-2": hf.Mamba2Config(**SIZES, num_heads=4, head_dim=16, state_size=24, n_groups=2, chunk_size=32),
     "GLA": FLA | dict(model_type="gla", expand_k=0.5, expand_v=1.0, use_output_gate=True),
     "DeltaNet": FLA | dict(model_type="delta_net", expand_k=1.0, expand_v=1.0, allow_neg_eigval=True),
@@ -55,8 +54,7 @@ THEIRS = {
 }
 RUNS = [(name, 20) for name in THEIRS]
 # two of fla are left out: their gradients are large at this learning rate, and 200 steps multiply the rounding
-LONG = [name for name in THEIRS if name not in ("GLA", "DeltaNet")]
-RUNS += [pytest.param(name, 200, marks=pytest.mark.slow) for name in LONG]
+RUNS += [pytest.param(name, 200, marks=pytest.mark.slow) for name in THEIRS if name not in ("GLA", "DeltaNet")]
 IDX = torch.arange(300).view(3, 100) * 37 % 256  # every id
 
 

@@ -96,5 +96,4 @@ def test_drawn_rows_mix_and_a_sample_has_its_share_of_each_part(run, tmp_path, h
     out = run("out", dataset=f"{a}:3,{b}:1", eval_tokens=200, eval_whole="false")
     (end,) = helpers.metrics(out, "end")
     assert {name: part["slices"].keys() for name, part in end["parts"].items()} == {a: {"8", "20"}, b: {"12", "20"}}
-    sizes = [part["labels"] for part in end["parts"].values()]
-    assert sizes == [120, 40]  # whole rows of each slice
+    assert [part["labels"] for part in end["parts"].values()] == [120, 40]  # whole rows of each slice

@@ -24,6 +24,7 @@ from runs.probe import weights_of
 T, C, H, D = 40, 32, 4, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)
 CLOSE = dict(rtol=1e-12, atol=1e-13)
+IDX = torch.randint(50, (3, T), generator=torch.Generator().manual_seed(1))
 
 
 def make_config(**keys):
@@ -36,10 +37,6 @@ def make_mixer(name, gate="none", **keys):
 
 def random_x(length=T):
     return torch.randn(2, length, C, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-
-
-def random_ids(*shape):
-    return torch.randint(50, shape, generator=torch.Generator().manual_seed(1))
 
 
 def in_pieces(mixer, x, *lengths):
@@ -220,8 +217,6 @@ def test_match_params_keeps_the_number_of_parameters_biases_counted(mlp):
     assert 0 < abs(matched.n_params() - plain.n_params()) <= len(plain.blocks) * unit / 2
 
 
-# -- dtypes and devices ------------------------------------------------------------------------------------------------
-
 KEYS = [  # of every mixer: its parts, and those of others
     dict(gate="native+elementwise"),
     dict(gate="elementwise@value+headwise@key+elementwise@query", short_conv=3, n_groups=2, qk_norm=True),
@@ -235,11 +230,10 @@ KEYS = [  # of every mixer: its parts, and those of others
 def test_what_reaches_the_recurrence_has_autocasts_dtype_and_decay_and_beta_are_float32(name, keys):
     """float32 would make the kernels slower; cosFormer's cosines, and what the recurrence sums, come later."""
     mixer = off_its_start(make_config(attention=name, **keys), torch.float32).blocks[0].mixer
-    with torch.autocast("cpu", torch.bfloat16):
-        projected = mixer.project(random_x().float(), None, 0)
-        gated = mixer.gated_projection(random_x().float())
-    for p in (projected, gated):
-        if p is projected or name != "cosformer":
+    for project in (lambda x: mixer.project(x, None, 0), mixer.gated_projection):
+        with torch.autocast("cpu", torch.bfloat16):
+            p = project(random_x().float())
+        if project != mixer.gated_projection or name != "cosformer":
             assert {p.q.dtype, p.k.dtype, p.v.dtype} == {torch.bfloat16}
         assert all(x is None or x.dtype == torch.float32 for x in (p.log_decay, p.beta))
 
@@ -263,8 +257,7 @@ def test_arms_of_one_seed_share_the_weights_they_have_in_common(name):
 def test_parameters_start_as_promised_and_layers_with_weights_of_their_own(name):
     torch.manual_seed(0)
     keys = dict(gate="native+elementwise", gate_bias=1.5, gate_activation="learned", n_embd=256, n_head=16)
-    keys |= dict(out_init_scale=0.5)
-    start = dict(GPT(make_config(attention=name, **keys)).named_parameters())
+    start = dict(GPT(make_config(attention=name, out_init_scale=0.5, **keys)).named_parameters())
     mixer = "blocks.1.mixer."
     spread = {"wte": 0.02, mixer + "out_proj": 0.005, "blocks.0.mlp.down": 0.01, "blocks.0.mlp.up": 0.02}  # 1 / sqrt(4)
     if MIXERS[name].native_gate:
@@ -363,11 +356,11 @@ def test_a_gate_is_refused_if_it_changes_nothing(keys, monkeypatch):
         with pytest.raises(UserError, match="has no effect, because a norm behind it cancels"):
             make_config(**keys)
         monkeypatch.setattr(model_file, "check_gate", lambda *args: None)
-    model, idx = off_its_start(make_config(norm_eps=1e-30, **keys)), random_ids(1, T)
-    before, gates = model(idx), [p for name, p in model.named_parameters() if ".gates." in name]
+    model = off_its_start(make_config(norm_eps=1e-30, **keys))
+    before, gates = model(IDX), [p for name, p in model.named_parameters() if ".gates." in name]
     for p in gates:
         p.add_(0.3)
-    assert torch.allclose(model(idx), before, rtol=0, atol=1e-9) == (keys in WITHOUT_EFFECT)
+    assert torch.allclose(model(IDX), before, rtol=0, atol=1e-9) == (keys in WITHOUT_EFFECT)
 
 
 MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed (1), written (2) and read (2)
@@ -406,26 +399,25 @@ def test_flops_are_the_count_by_hand(name, position):
 def test_the_last_layer_computes_labelled_tokens_only_and_loss_and_gradients_are_those_of_all(name, gate):
     model = off_its_start(make_config(attention=name, gate=gate, logit_softcap=3.0))
     parameters = list(model.parameters())
-    idx, targets = random_ids(2, 3, T)
-    targets[torch.rand(targets.shape, generator=torch.Generator().manual_seed(2)) < 0.8] = -100
+    targets = IDX.roll(-1, 1).masked_fill(torch.rand(3, T) < 0.8, -100)
     targets[1] = -100
-    sparse = model(idx, targets)
-    full = F.cross_entropy(model(idx).flatten(0, 1), targets.flatten())
+    sparse = model(IDX, targets)
+    full = F.cross_entropy(model(IDX).flatten(0, 1), targets.flatten())
     torch.testing.assert_close(sparse.double(), full, rtol=1e-6, atol=0)
-    torch.testing.assert_close(model(idx, targets, reduction="sum"), sparse * (targets != -100).sum())
+    torch.testing.assert_close(model(IDX, targets, reduction="sum"), sparse * (targets != -100).sum())
     gradients = torch.autograd.grad(sparse, parameters), torch.autograd.grad(full, parameters)
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-8)
-    model(idx, torch.full_like(targets, -100)).backward()  # a micro-step without any label
+    model(IDX, torch.full_like(targets, -100)).backward()  # a micro-step without any label
     assert all(p.grad is not None and not p.grad.any() for p in parameters)
 
 
 @pytest.mark.parametrize("branch", ["embedding", "mixer", "mlp"])
 def test_dropout_is_on_every_branch_and_off_in_evaluation(branch):
-    model, idx = off_its_start(make_config(dropout=0.3, n_layer=1)), random_ids(1, T)
+    model = off_its_start(make_config(dropout=0.3, n_layer=1))
     with torch.no_grad():  # the other branches add nothing
         model.blocks[0].mixer.out_proj.weight.mul_(branch == "mixer")
         model.blocks[0].mlp.down.weight.mul_(branch == "mlp")
-    assert torch.equal(model(idx), model(idx))
+    assert torch.equal(model(IDX), model(IDX))
     model.train()
     model.dropout.train(branch == "embedding")
-    assert not torch.equal(model(idx), model(idx))
+    assert not torch.equal(model(IDX), model(IDX))

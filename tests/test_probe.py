@@ -13,7 +13,6 @@ from small_models import off_its_start
 from gate import Gate
 from model import MIXERS, GPTConfig
 from runs import probe
-from runs.probe import weights_of
 from study import interventions
 
 T, C, H, D = 12, 16, 2, 8
@@ -32,9 +31,6 @@ def data_of(tokens, **kinds):
     """As much of a data set as the meters of a run ask for."""
     batches = lambda split, rows, block_size: iter([(tokens, tokens, None)])  # noqa: E731
     return types.SimpleNamespace(kind="examples", kinds=kinds, longest=lambda split, n: n, eval_batches=batches)
-
-
-# -- gates -------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -75,7 +71,7 @@ def test_the_meter_of_a_gate_of_one_value_and_one_value_off_is_enough_not_to_be_
 def by_definition(mixer, x, stream, b, h, i):
     """What query i of row b gets from token 0 in head h: every part of the readout on its own, in loops."""
     p, heads = mixer.gated_projection(x), range(mixer.n_head)
-    weights, v = weights_of(mixer, x)[b, :, i], p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1)
+    weights, v = probe.weights_of(mixer, x)[b, :, i], p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1)
     parts = torch.stack([torch.stack([weights[head, j] * v[j, head] for head in heads]) for j in range(T)])  # (T, H, D)
     readout, factor = parts.sum(0), mixer.config.branch_scale * torch.ones_like(v[0])
     if p.skip is not None:
@@ -178,7 +174,6 @@ def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found_wit
     for found in (layer["residual"] for layer in layers):
         assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
         assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 100
-    assert len(probe.training_meters(model, data_of(tokens), T, "float32")["branch"]) == 2
 
 
 @torch.no_grad()

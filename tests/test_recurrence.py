@@ -28,7 +28,6 @@ STRONG_KINDS = list(itertools.product(("per head", "per channel"), STRONG_DECAYS
 every_shape = pytest.mark.parametrize("kind", ["none", "per head", "per channel"])
 with_and_without_the_delta_rule = pytest.mark.parametrize("delta", [False, True], ids=["plain", "delta rule"])
 every_rule = pytest.mark.parametrize("delta", [False, True, "erase"], ids=["plain", "delta rule", "another key erases"])
-every_kind = pytest.mark.parametrize(("kind", "decay"), KINDS, ids=[f"{kind}, {decay}" for kind, decay in KINDS])
 
 
 def make_inputs(T, kind, decay, delta, dtype=torch.float64, B=B, H=H, DK=DK, DV=DV, shared=False):
@@ -93,7 +92,7 @@ def definition(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=
 
 
 @pytest.mark.parametrize("T", [1, 17, 64, 65, 200])
-@every_kind
+@pytest.mark.parametrize(("kind", "decay"), KINDS)
 @every_rule
 def test_every_form_is_the_definition_with_every_gradient(T, kind, decay, delta):
     inputs = make_inputs(T, kind, decay, delta)
@@ -103,9 +102,8 @@ def test_every_form_is_the_definition_with_every_gradient(T, kind, decay, delta)
         assert_near(run(chunked, inputs, chunk_size=chunk_size), expected, 1e-10)
     (weights, v), from_zeros = explicit(**inputs), inputs | {"initial_state": None}
     expected = dict(enumerate(definition(**from_zeros)))
-    assert_near({0: torch.einsum("bhij,bjhv->bihv", weights.tril(), v)}, expected, 1e-10)
+    assert_near({0: torch.einsum("bhij,bjhv->bihv", weights, v)}, expected, 1e-10)
     assert_near(dict(enumerate(chunked(**from_zeros))), expected, 1e-10)
-    assert not weights.triu(1).any()
 
 
 @pytest.mark.parametrize("B", [1, 2])

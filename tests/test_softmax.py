@@ -13,15 +13,7 @@ from test_model import C, D, H, T, in_pieces, make_config, random_x
 
 from model import MIXERS, Softmax
 from ops import layers
-from ops.layers import softpick
 from runs.probe import weights_of
-
-ADDED = {  # what is added to the score of head h for a key at a distance behind the query
-    Softmax: lambda h, distance: 0.0,
-    edits.Window: lambda h, distance: torch.where(distance < 7, 0.0, -torch.inf),
-    edits.ALiBi: lambda h, distance: -(4.0 ** -(h + 1)) * distance,
-    edits.WindowedALiBi: lambda h, distance: torch.where(distance < 7, -(4.0 ** -(h + 1)) * distance, -torch.inf),
-}
 
 
 def definition(mixer, x):
@@ -34,8 +26,10 @@ def definition(mixer, x):
     x_ij, i, j = torch.einsum("bihd,bjhd->bhij", q, k) / D**0.5, torch.arange(L)[:, None], torch.arange(L)
     cap = mixer.config.attention_softcap
     x_ij = x_ij if cap is None else cap * torch.tanh(x_ij / cap)
-    x_ij = x_ij + ADDED[type(mixer)](torch.arange(H)[:, None, None], i - j)
-    x_ij = x_ij.masked_fill((i < j) | (i - j >= T), -torch.inf)
+    if isinstance(mixer, edits.ALiBi):
+        x_ij = x_ij - 4.0 ** -(1 + torch.arange(H)[:, None, None]) * (i - j)
+    reach = 7 if type(mixer) in (edits.Window, edits.WindowedALiBi) else T
+    x_ij = x_ij.masked_fill((i < j) | (i - j >= reach), -torch.inf)
     if mixer.config.attention_weights == "softpick":
         sees, eps = x_ij.isfinite(), 1e-8 * x_ij.amax(-1, keepdim=True).clamp(min=0).exp()  # eps as published
         weights = x_ij.expm1().relu() / ((x_ij.expm1().abs() * sees).sum(-1, keepdim=True) + eps)
@@ -69,8 +63,9 @@ def test_softmax_layers_are_their_definitions_also_where_the_ring_turns(cls, key
 
 def test_softpick_is_finite_at_any_score_and_so_is_its_gradient():
     scores = torch.tensor([[1e4, 9e3, -1e4], [-200.0, -1e4, -torch.inf]]).requires_grad_()
-    assert softpick(scores).tolist() == [[1, 0, 0], [0, 0, 0]]
-    assert torch.autograd.grad(softpick(scores)[:, 0].sum(), scores)[0].isfinite().all()
+    weights = layers.softpick(scores)
+    assert weights.tolist() == [[1, 0, 0], [0, 0, 0]]
+    assert torch.autograd.grad(weights[:, 0].sum(), scores)[0].isfinite().all()
 
 
 def test_autocast_does_not_round_the_scores():
