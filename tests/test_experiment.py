@@ -34,12 +34,6 @@ PLAIN = experiment.ExperimentConfig(arms={"none": {}}, base=FLOAT32)
 START_PROCESS = runner.start_process
 
 
-@pytest.fixture(autouse=True)
-def clean(started):
-    """Each test sees the runs that it has started."""
-    started.clear()
-
-
 @pytest.fixture(scope="module")
 def base(helpers):
     keys = dict(max_iters=6, eval_interval=3, learning_rate=1e-2, lr_decay_iters=6)
@@ -48,9 +42,10 @@ def base(helpers):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, base, helpers, started):
-    """run(out_dir, key=value, ...) runs the tiny experiment, two runs at a time."""
+    """run(out_dir, key=value, ...) runs the tiny experiment, two runs at a time. Of older calls, `started` has none."""
 
     def call(out_dir, data=DATA, base=base, **keys):
+        started.clear()
         file = tmp_path_factory.mktemp("config") / "tiny.py"
         file.write_text(f'name = "tiny"\narms = {ARMS}\nseeds = [0, 1]\ndata = {data}\nbase = {base}\n')
         experiment.main([str(file), *helpers.words(out_dir=out_dir, jobs=2, **keys)])
@@ -66,12 +61,6 @@ def finished(run, tmp_path_factory):
     return out_dir
 
 
-@pytest.fixture
-def copied(finished, tmp_path):
-    """A copy of it, somewhere else."""
-    return shutil.copytree(finished, tmp_path / "copied")
-
-
 def rows_of(out_dir):
     return {(row["arm"], row["seed"]): row for row in read_jsonl(out_dir / "rows.jsonl")}
 
@@ -79,7 +68,7 @@ def rows_of(out_dir):
 # -- Running -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helpers):
+def test_every_arm_is_run_with_every_seed_on_its_data_and_has_its_row(finished, base, helpers):
     rows = rows_of(finished)
     assert sorted(rows) == [("elementwise", 0), ("elementwise", 1), ("none", 0), ("none", 1)]
     assert len((finished / "rows.jsonl").read_text().splitlines()) == 4
@@ -93,9 +82,6 @@ def test_every_arm_is_run_with_every_seed_and_has_its_row(finished, base, helper
         assert row["planned_seeds"] == [0, 1]
         assert {"git_commit", "versions", "step_ms", "state_bytes", "flops_per_token"} <= row.keys()
     assert rows["elementwise", 0]["n_params"] == rows["none", 0]["n_params"] + 2 * 16 * 16
-
-
-def test_the_arms_of_a_seed_share_their_data_and_other_seeds_have_other_data(finished):
     first, second = (open_dataset(finished / "data" / f"seed{seed}") for seed in (0, 1))
     for seed, data in enumerate((first, second)):
         used = {load(finished / f"{arm}-seed{seed}")["data"]["sha256"] for arm in ARMS}
@@ -117,7 +103,10 @@ def test_figures_are_drawn_again_from_the_rows_alone_and_a_damaged_row_is_named(
         plot.main([str(tmp_path)])
 
 
-def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(run, copied, base, started, helpers, capsys):
+def test_it_runs_what_has_no_row_and_goes_on_where_a_run_was_stopped(
+    run, finished, base, started, tmp_path, helpers, capsys
+):
+    copied = shutil.copytree(finished, tmp_path / "copied")
     before, lines = rows_of(copied), (copied / "rows.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if '"arm": "none", "seed": 1' in line or '"arm": "elementwise", "seed": 0' in line]
     # one run had ended when its row was cut short; the other one was stopped after step 3
@@ -151,9 +140,8 @@ def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers):
     for file in files:
         assert load(file.parent)["iter_num"] > 0
         assert "SIGTERM: saved at step" in (file.parent / "log.txt").read_text()
+        runner.lock(tmp_path, file.parent.name).close()  # another worker need not wait
     assert not (tmp_path / "rows.jsonl").exists()
-    for arm in ARMS:  # another worker need not wait
-        runner.lock(tmp_path, f"{arm}-seed0").close()
 
 
 @pytest.mark.parametrize("jobs, each, at_a_time, threads", [(4, 1, 4, {}), (0, 2, 2, {"threads": 3})])
@@ -194,7 +182,8 @@ def test_a_run_of_two_processes_has_the_row_of_one(monkeypatch, tmp_path, base, 
     assert row["val_loss"] == pytest.approx(helpers.metrics(alone, "end")[0]["val_loss"], rel=1e-4)
 
 
-def test_a_folder_of_a_run_of_other_keys_is_left_alone(run, copied, base, started, helpers):
+def test_a_folder_of_a_run_of_other_keys_is_left_alone(run, finished, base, started, tmp_path, helpers):
+    copied = shutil.copytree(finished, tmp_path / "copied")
     before = (copied / "rows.jsonl").read_bytes()
     message = helpers.error_of(run, copied, base=base | {"n_layer": 1}, seeds="1")
     assert "none-seed1: holds a run of other keys; move it away, or take another --out_dir" in message
@@ -283,12 +272,6 @@ WRONG = [
 def test_a_wrong_key_is_found_before_the_first_run(keys, expected, base, helpers):
     keys = dict(arms=ARMS, seeds=[0, 1], data=DATA, base=base) | keys
     assert expected in helpers.error_of(experiment.ExperimentConfig, **keys)
-
-
-def test_runs_that_choose_rates_go_on_side_by_side_too():
-    keys = dict(arms={"none": {}}, base=FLOAT32, jobs=8, learning_rates=[1.0, 2.0, 4.0], selection_seeds=[5, 6])
-    assert runner.jobs_of(experiment.ExperimentConfig(**keys), []) == 6
-    assert runner.jobs_of(PLAIN, []) == 1
 
 
 def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, tmp_path, started, helpers):

@@ -18,7 +18,7 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
     }  # fmt: skip
     arms = {f"{m} {kind}": {"attention": m} | keys for m in ("gla", "mamba2") for kind, keys in kinds.items()}
     rows = rows_of(listed(arms=arms), lambda run: 0.5 + 0.1 * run["seed"])
-    rows[0] = made_row(rows[0], None)  # not finite
+    rows[0] = made_row(rows[0], None) | {"curve": [[0, 0.1], [50, 0.5]]}  # not finite
     report.figures(rows, tmp_path)
     assert list(drawn) == ["accuracy.png"]
     panels = drawn["accuracy.png"].axes
@@ -27,6 +27,9 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
         colours = [line_of(axes, kind).get_color() for kind in kinds]
         assert colours[0] == "#000000" and len(set(colours)) == 5
         assert len(axes.lines) == 5 * (2 + 1) and not axes.collections  # of two seeds no interval is drawn
+    mean = line_of(panels[0], "none")  # not behind the last evaluation of a run that was not finite
+    finite = dict(zip(mean.get_xdata(), map(math.isfinite, mean.get_ydata()), strict=True))
+    assert finite == {0: True, 50: True, 51: False, 100: False}
 
 
 def test_three_sizes_of_state_are_drawn_against_their_bytes_in_a_panel_per_kind(tmp_path, drawn):
@@ -36,15 +39,6 @@ def test_three_sizes_of_state_are_drawn_against_their_bytes_in_a_panel_per_kind(
     panels = drawn["state.png"].axes
     assert [axes.get_title() for axes in panels] == ["none", "levels"]
     assert all(line_of(axes, "kda").get_xydata().tolist() == [[4, 50], [8, 50], [16, 50]] for axes in panels)
-
-
-def test_a_run_that_was_not_finite_has_no_mean_behind_its_last_evaluation(tmp_path, drawn):
-    rows = rows_of(listed(arms={"none": {}}, seeds=[0, 1, 2]))
-    rows[1] = made_row(rows[1], None) | {"curve": [[0, 0.1], [50, 0.5]]}
-    report.figures(rows, tmp_path)
-    mean = line_of(drawn["accuracy.png"].axes[0], "none")
-    finite = dict(zip(mean.get_xdata(), map(math.isfinite, mean.get_ydata()), strict=True))
-    assert finite == {0: True, 50: True, 51: False, 100: False}
 
 
 def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, helpers):

@@ -2,16 +2,14 @@
 
 import math
 import re
-import types
 
 import pytest
-from made_rows import BASE, line_of, listed, made_row
+from made_rows import BASE, line_of, listed, made_row, write_rows
 
 import experiment
 from configurator import UserError
 from study import rates, report, runner
-from study.plan import rates_of
-from study.rows import read_rows, text_of
+from study.plan import Plan, name_of, rates_of
 
 GLAS = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
 
@@ -34,40 +32,31 @@ def by_rate(values):
 def chosen(config, value):
     """The choices, all runs that they ask for made, and how many that were."""
     rows = []
-    while True:
-        choices = experiment.choose_rates(config, rows)
-        lacking = [run for choice in choices for run in choice["runs"] if text_of(run) not in map(text_of, rows)]
-        if not lacking:
-            return choices, len(rows)
+    while lacking := [run for run in Plan(config, rows).lacking if "purpose" in run]:
         rows += [made_row(run, value(run), config.metric) for run in lacking]
+    return experiment.choose_rates(config, rows), len(rows)
 
 
 # -- The runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_all_rates_get_runs_and_the_best_one_is_compared_in_one_call(tmp_path, monkeypatch, capsys):
-    config, names = choosing(learning_rates=[0.001, 0.003, 0.01, 0.03]), []
-    value = by_rate({0.001: 0.2, 0.003: 0.6, 0.01: 0.7, 0.03: 0.1})
-
-    def start_process(command, folder, *about):
-        names.append(folder.name)
-        return types.SimpleNamespace(returncode=0, poll=lambda: 0)
-
-    monkeypatch.setattr(runner, "prepare", lambda config, keys, seed, place: place)
-    monkeypatch.setattr(runner, "start_process", start_process)
-    monkeypatch.setattr(runner, "finish", lambda config, run, folder, status: made_row(run, value(run)))
-    monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
-    rows = experiment.run_all(config, tmp_path)
+def test_all_rates_get_runs_side_by_side_and_then_the_best_one_is_compared(tmp_path, capsys):
+    config = choosing(learning_rates=[0.001, 0.003, 0.01, 0.03], jobs=9)
+    value, rows = by_rate({0.001: 0.2, 0.003: 0.6, 0.01: 0.7, 0.03: 0.1}), []
+    assert runner.jobs_of(config, []) == 8
+    while lacking := Plan(config, rows).lacking:
+        rows += [made_row(run, value(run)) for run in lacking]
     trials = [f"none-lr{rate}-seed{seed}" for rate in (0.001, 0.003, 0.01, 0.03) for seed in (7, 8)]
-    assert names == [*trials, "none-seed0"] and rate_of(rows[0]) == 0.01
-    said = capsys.readouterr().out
-    assert re.search(r"\nnone +0\.01 +45\.0 +\+2\.5 over 0\.003 +0\.0\n", said)
-    assert experiment.run_all(config, tmp_path) == rows and len(names) == 9
-    (choice,) = experiment.choose_rates(config, read_rows(tmp_path))  # again from the rows alone
+    assert [name_of(row) for row in rows] == [*trials, "none-seed0"]
+    write_rows(tmp_path, rows)
+    (compared,) = experiment.run_all(config, tmp_path)
+    assert rate_of(compared) == 0.01
+    assert re.search(r"\nnone +0\.01 +45\.0 +\+2\.5 over 0\.003 +0\.0\n", capsys.readouterr().out)
+    (choice,) = experiment.choose_rates(config, rows)
     assert (choice["rate"], choice["other"], choice["is_edge"]) == (0.01, 0.003, False)
     assert choice["margin"] == pytest.approx(0.025) and choice["error"] == pytest.approx(0)
     with pytest.raises(UserError, match="no row of a compared run yet"):
-        report.figures([row for row in read_rows(tmp_path) if "purpose" in row], tmp_path)
+        report.figures(rows[:-1], tmp_path)
 
 
 def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():

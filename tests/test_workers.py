@@ -45,33 +45,26 @@ def test_rows_of_many_workers_are_appended_whole_and_a_line_that_was_cut_goes(tm
     assert first == {"a": 1} and sorted(others, key=lambda row: row["number"]) == rows
 
 
-def stubbed_worker(config, out_dir, seconds):
+def stubbed_worker(config, out_dir):
     """A worker whose runs sleep. It is a process of its own, forked off this one."""
     sys.stdout = sys.stderr = open(out_dir / f"said.{os.getpid()}", "w")
-
-    def start_process(command, folder, threads, gpu, processes, held):
-        return subprocess.Popen(["sleep", str(seconds)], pass_fds=[held.fileno()])
-
     runner.prepare = lambda config, keys, seed, place: place
-    runner.start_process = start_process
+    runner.start_process = lambda *about: subprocess.Popen(["sleep", "0.3"], pass_fds=[about[-1].fileno()])
     runner.finish = lambda config, run, folder, status: made_row(run, 0.5) | {"made_by": os.getpid()}
     runner.LOOK = 0.1
     runner.run_all(config, out_dir)
-
-
-def held_by(out_dir, process):
-    return [f for f in out_dir.glob("locks/*seed*/lock") if f.read_text().startswith(f"process {process.pid} ")]
 
 
 def test_two_of_eight_workers_are_killed_and_every_run_has_exactly_one_row(tmp_path):
     (tmp_path / ".nanogate").write_text("experiment\n")
     keys = dict(selection_seeds=[100, 101], learning_rates=[0.001, 0.01, 0.1])  # selection and comparison in one call
     config = listed(seeds=list(range(8)), jobs=1, **keys)
-    workers = [FORK.Process(target=stubbed_worker, args=(config, tmp_path, 0.3)) for _ in range(8)]
+    workers = [FORK.Process(target=stubbed_worker, args=(config, tmp_path)) for _ in range(8)]
     for worker in workers:
         worker.start()
     for victim in workers[:2]:
-        wait_until(lambda victim=victim: held_by(tmp_path, victim))
+        holds = f"process {victim.pid} "
+        wait_until(lambda holds=holds: any(holds in file.read_text() for file in tmp_path.glob("locks/*seed*/lock")))
         os.kill(victim.pid, signal.SIGKILL)
         victim.join()
     for worker in workers[2:]:
