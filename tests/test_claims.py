@@ -103,12 +103,10 @@ def test_a_dry_run_says_what_each_claim_can_show():
 # -- Flags -------------------------------------------------------------------------------------------------------------
 
 
-def flags_of(values, choices=(), changes=None, **keys):
-    """The flags of the gain in made-up rows. values: {arm: accuracy}. changes: what else the gated rows hold."""
+def flags_of(values, choices=(), **keys):
+    """The flags of the gain in made-up rows. values: {arm: accuracy}."""
     config = config_of({"a": {"contrast": GAIN, "above": 0}}, **keys)
-    rows = rows_of(config, lambda run: values[run["arm"]])
-    rows = [row | (changes or {}) if row["arm"] == "gated" else row for row in rows]
-    return claims.judge_claims(config, rows, choices)[0]["flags"]
+    return claims.judge_claims(config, rows_of(config, lambda run: values[run["arm"]]), choices)[0]["flags"]
 
 
 def test_a_verdict_at_the_ceiling_or_at_chance_is_flagged():
@@ -121,15 +119,15 @@ def test_a_verdict_at_the_ceiling_or_at_chance_is_flagged():
 
 
 def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
-    values = {"none": 0.5, "gated": 0.7}
-    assert flags_of(values, changes={"dtype": "bfloat16"}) == ["mixed dtypes within 8 of 8 seeds"]
     rows = rows_of(config := config_of({"a": {"contrast": GAIN, "above": 0}}))
     rows = [row | {"git_commit": "a", "threads": 1, "code_sha256": "x"} for row in rows]
-    rows[0] |= {"git_commit": "b", "threads": 2}
-    assert claims.judge_claims(config, rows)[0]["flags"] == ["mixed threads within 1 of 8 seeds"]  # of the same code
-    rows[0]["code_sha256"] = "y"
-    flags = ["mixed commits within 1 of 8 seeds", "mixed threads within 1 of 8 seeds"]
-    assert claims.judge_claims(config, rows)[0]["flags"] == flags
+    for change, mixed in [
+        ({"git_commit": "b", "threads": 2}, ["threads"]),  # of the same code
+        ({"code_sha256": "y", "dtype": "bfloat16"}, ["commits", "dtypes", "threads"]),
+    ]:
+        rows[0] |= change
+        flags = claims.judge_claims(config, rows)[0]["flags"]
+        assert flags == [f"mixed {name} within 1 of 8 seeds" for name in mixed]
 
 
 def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
@@ -145,15 +143,6 @@ def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
         ([{"arm": "none", "rate": None}], []),  # not chosen yet
     ]:
         assert flags_of(values, choices=choices, **keys) == expected
-
-
-# -- Units and words ---------------------------------------------------------------------------------------------------
-
-
-def test_a_number_has_its_unit():  # results/ has the others
-    assert claims.unit_of(["lost", 0.9], {"gated": 1.0}) == "points"
-    assert claims.unit_of(["step_ms"], {"gated": 1.0}) == "as in the rows"
-    assert claims.unit_of(["log_steps", 0.9], {"gated": 1.0}) == "steps"
 
 
 # -- Looks, and all experiments together -------------------------------------------------------------------------------
@@ -199,6 +188,8 @@ def test_the_claims_of_each_experiment_stand_in_a_figure_and_all_in_one_table(tm
     helps, later = records = list(map(claims.record, claims.judge_claims(config, rows)))
     assert (helps["unit"], helps["verdict"], helps["estimate"], helps["threshold"]) == ("points", "not supported", 0, 5)
     assert (later["unit"], later["estimate"], later["seeds"]["0"]) == ("ratio of steps", 1, 1)
+    units = [claims.unit_of(of, {"gated": 1.0}) for of in (["lost", 0.9], ["step_ms"], ["log_steps", 0.9])]
+    assert units == ["points", "as in the rows", "steps"]  # results/ has the others
     for name in ("one", "two", "empty"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "claims.json").write_text(json.dumps({"claims": records if name != "empty" else []}))
@@ -236,31 +227,31 @@ def test_every_pair_that_claims_compare_in_all_mixers_has_a_panel_with_every_see
 # -- A published order of the arms -------------------------------------------------------------------------------------
 
 ORDER = {"table 1": {"d": 0.03, "a": 0.0, "c": 0.02, "b": 0.01}}
-KEYS = dict(arms={name: {} for name in "abcd"}, seeds=[0, 1, 2, 3], exploratory=True)
-ORDERED = listed(metric="val_loss", ranks=ORDER, **KEYS)
+ORDERED = listed(metric="val_loss", ranks=ORDER, arms=dict.fromkeys("abcd", {}), seeds=[0, 1, 2, 3], exploratory=True)
 
 
-def losing(losses):
-    """The rows. losses: {arm: by seed}."""
-    return rows_of(ORDERED, lambda run: losses[run["arm"]][run["seed"]])
+def ranked(losses):
+    """The record of its order. losses: {arm: by seed}."""
+    (record,) = ranks.records(ORDERED, rows_of(ORDERED, lambda run: losses[run["arm"]][run["seed"]]))
+    return record
 
 
 def test_a_lower_loss_is_better_and_p_counts_all_orders():
     losses = {"a": [3, 3, 3, 3], "b": [2, 2, 2, 3.5], "c": [1, 1, 1, 1.5], "d": [0, 0, 0, 0]}
-    (record,) = ranks.records(ORDERED, losing(losses))
+    record = ranked(losses)
     assert record["seeds"] == {"0": 1.0, "1": 1.0, "2": 1.0, "3": 0.8}
     assert record["of_means"] == 1.0 and record["p"] == pytest.approx(1 / 24)  # one of the orders of four arms
     assert ranks.table([record]).cells == [["table 1", "+1.00", "+0.80 to +1.00", "0.042", "4", "4"]]
-    (equal,) = ranks.records(ORDERED, losing(dict.fromkeys("abcd", [1] * 4)))
+    equal = ranked(dict.fromkeys("abcd", [1] * 4))
     assert (equal["of_means"], equal["p"]) == (None, None)
     assert ranks.table([equal]).cells == [["table 1", "all means are equal", "", "", "4", "4"]]
     # two neighbours in the other order: of 24 orders, the right one and three like this one agree as well
-    (record,) = ranks.records(ORDERED, losing(losses | {"b": [3.5] * 4}))
+    record = ranked(losses | {"b": [3.5] * 4})
     assert record["of_means"] == 0.8 and record["p"] == pytest.approx(4 / 24)
 
 
 def test_the_order_is_printed_kept_and_judged_on_the_seeds_that_all_its_arms_have(tmp_path, capsys):
-    rows = losing({"a": [3] * 4, "b": [2] * 4, "c": [1] * 4, "d": [0] * 4})
+    rows = rows_of(ORDERED, lambda run: "dcba".index(run["arm"]))
     few = [row for row in rows if (row["arm"], row["seed"]) != ("b", 3)]
     assert list(ranks.records(ORDERED, few)[0]["seeds"]) == ["0", "1", "2"]
     empty = ranks.records(ORDERED, [row for row in rows if row["arm"] != "b"])
