@@ -19,6 +19,7 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
     arms = {f"{m} {kind}": {"attention": m} | keys for m in ("gla", "mamba2") for kind, keys in kinds.items()}
     rows = rows_of(listed(arms=arms), lambda run: 0.5 + 0.1 * run["seed"])
     rows[0] = made_row(rows[0], None) | {"curve": [[0, 0.1], [50, 0.5]]}  # not finite
+    rows.append(rows[0] | {"seed": 2})
     report.figures(rows, tmp_path)
     assert list(drawn) == ["accuracy.png"]
     panels = drawn["accuracy.png"].axes
@@ -26,7 +27,8 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
     for axes in panels:
         colours = [line_of(axes, kind).get_color() for kind in kinds]
         assert colours[0] == "#000000" and len(set(colours)) == 5
-        assert len(axes.lines) == 5 * (2 + 1) and not axes.collections  # of two seeds no interval is drawn
+    assert [len(axes.lines) for axes in panels] == [5 * (2 + 1) + 1, 5 * (2 + 1)]
+    assert [len(axes.collections) for axes in panels] == [1, 0]  # of two seeds no interval is drawn
     mean = line_of(panels[0], "none")  # not behind the last evaluation of a run that was not finite
     finite = dict(zip(mean.get_xdata(), map(math.isfinite, mean.get_ydata()), strict=True))
     assert finite == {0: True, 50: True, 51: False, 100: False}
