@@ -15,12 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_882,
-    "lines: tests": 11_844,
+    "lines: product": 14_504,
+    "lines: tests": 11_049,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_400,
-    "lines: study + experiment.py": 2_596,
+    "lines: study + experiment.py": 2_511,
     "lines: runs": 2_300,
     "lines: speed + bench.py": 800,
     "kB: docs": 60,
