@@ -174,6 +174,7 @@ def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found_wit
     for found in (layer["residual"] for layer in layers):
         assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
         assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 100
+    assert len(probe.training_meters(model, data_of(tokens), T, "float32")["branch"]) == 2
 
 
 @torch.no_grad()
