@@ -1,6 +1,4 @@
-"""Several machines, as far as two cores can play them: ranks that are forked here, torchruns that meet on localhost,
-and the files of config/slurm with stand-ins for SLURM's commands. A run that is cut off goes on with other numbers.
-"""
+"""Several machines, as far as two cores can play them: forked ranks, torchrun, and stand-ins for SLURM's commands."""
 
 import json
 import os
@@ -25,17 +23,8 @@ from configurator import UserError
 from runs import checkpoint as checkpoints
 from runs import files, outdir, resume
 from runs.hardware import Processes
-from runs.resume import where_to_start
 
 KEYS = dict(gradient_accumulation_steps=4, max_iters=200, eval_interval=50, n_layer=1, dropout=0.1, meters="false")
-
-
-def check_same_curve(out, whole, helpers):
-    """Losses and evaluations are those of the other run, each step once; other sums of gradients round otherwise."""
-    assert helpers.losses(out) == pytest.approx(helpers.losses(whole), rel=1e-3)
-    ours, theirs = ([row["val_loss"] for row in helpers.metrics(folder, "eval")] for folder in (out, whole))
-    assert ours == pytest.approx(theirs, rel=1e-3)
-    assert helpers.metrics(out)[-1]["event"] == "end"
 
 
 def a_rank(environment, said, main, given):
@@ -82,9 +71,8 @@ def one_after_the_other(cases):
             try:
                 with mock.patch.object(outdir, "sha256_of", sha256_of):
                     if script == "train":
-                        config, *rest = where_to_start(
-                            configurator.read_words(train.TrainConfig, words[processes.rank])
-                        )
+                        given = configurator.read_words(train.TrainConfig, words[processes.rank])
+                        config, *rest = train.where_to_start(given)
                         train.run(config, processes, *rest)
                     else:
                         evaluate.run(configurator.load(evaluate.EvaluateConfig, words[processes.rank]), processes)
@@ -155,7 +143,9 @@ def test_torchrun_restarts_after_a_dead_rank_saves_at_sigterm_and_has_the_curve_
     step = checkpoints.load(out)["iter_num"]
     assert 131 <= step < 240 and list(helpers.losses(out)) == list(range(step))
     helpers.train(**keys("out", init_from="resume", **case))
-    check_same_curve(out, whole, helpers)
+    assert helpers.losses(out) == pytest.approx(helpers.losses(whole), rel=1e-3)  # each step once
+    ours, theirs = ([row["val_loss"] for row in helpers.metrics(folder, "eval")] for folder in (out, whole))
+    assert ours == pytest.approx(theirs, rel=1e-3) and helpers.metrics(out)[-1]["event"] == "end"
 
 
 def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(keys, helpers, monkeypatch):
@@ -249,8 +239,8 @@ def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, h
     board = accumulators.EventAccumulator(str(out / "tensorboard"), {"scalars": 0})
     board.Reload()
     curves = {name: [(event.step, event.value) for event in board.Scalars(name)] for name in board.Tags()["scalars"]}
-    rows, evaluations = helpers.metrics(out, "train"), helpers.metrics(out, "eval")
-    assert curves["train/loss"] == [(row["step"], pytest.approx(row["loss"], rel=1e-6)) for row in rows]
+    for event, name in (("train", "loss"), ("eval", "val_loss")):
+        expected = [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in helpers.metrics(out, event)]
+        assert curves[f"{event}/{name}"] == expected
     assert [step for step, _ in curves["train/loss"]] == list(range(8))
-    assert curves["eval/val_loss"] == [(row["step"], pytest.approx(row["val_loss"], rel=1e-6)) for row in evaluations]
     assert [step for step, _ in curves["eval/meters/branch/0"]] == [0, 4, 6, 8]

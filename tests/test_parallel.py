@@ -246,12 +246,9 @@ def test_weights_that_are_gathered_in_the_dtype_of_products_give_the_bits_of_tho
     assert helpers.without_times(rounded) == helpers.without_times(exact) != []
 
 
-def test_the_first_bad_tensor_is_found_in_shards(of_two, helpers):
+def test_all_ranks_end_where_a_step_is_bad_whose_tensor_is_found_in_shards_or_where_the_run_is_solved(of_two, helpers):
     words = "error: .* is not finite at step 1, .* first bad tensor: gradient of blocks.1.mlp.down.weight"
     assert of_two[0]["bad"]["status"] == 1 and re.search(words, of_two[1])
-
-
-def test_all_ranks_end_where_the_run_is_solved(of_two, helpers):
     folder = of_two[0]["solved"]["folder"]
     rows, end = helpers.metrics(folder, "eval"), helpers.metrics(folder)[-1]
     assert len(rows) >= 2 and all(row["accuracy"] > 0 for row in rows[-2:])
@@ -385,30 +382,23 @@ def sizes_of(config):
     return weights, weights - sum(of_blocks), max(of_blocks)
 
 
-def collectives(config):
-    """{collective: bytes of the whole tensors that two processes make in a step}, as docs/scale.md says."""
-    (weights, shell, _), shards = sizes_of(config), parallel.shards_of(config, 2)
-    # blocks are gathered on the way forward and once more on the way back; what is no block's stays in between
-    gathered = config.gradient_accumulation_steps // 2 * (2 * weights - shell)
-    made = {"all_gather": (shards, gathered), "reduce_scatter": (shards, weights)}
-    made["all_reduce"] = (2 // shards, weights / shards)
-    return {name: size for name, (n, size) in made.items() if n > 1}
-
-
 @pytest.mark.parametrize("name", ["even", "one_shard", "fsdp"])
 def test_processes_hold_and_send_what_the_arithmetic_says(name, of_two):
     run = of_two[0][name]
     config = train.TrainConfig(**checkpoints.load(run["folder"])["config"])
-    weights, shards = sizes_of(config)[0], parallel.shards_of(config, 2)
+    (weights, shell, _), shards = sizes_of(config), parallel.shards_of(config, 2)
     held = [[seen[part] for part in ("parameters", "gradients", "optimizer")] for seen in run["held"]]
     whole = [weights * 2 / shards, weights * 2 / shards, weights * 4 / shards]
+    # blocks are gathered on the way forward and once more on the way back; what is no block's stays in between
+    gathered = config.gradient_accumulation_steps // 2 * (2 * weights - shell)
+    among_shards = {"all_gather": gathered, "reduce_scatter": weights} if shards > 1 else {"all_reduce": weights}
     assert [sum(parts) for parts in zip(*held, strict=True)] == whole
     for seen, parts in zip(run["held"], held, strict=True):
         sent = {collective: size for collective, size in seen["sent"].items() if size}
         if name == "fsdp":  # unequal shards; what is padded is sent, too
-            assert sent["all_gather"] == pytest.approx(collectives(config)["all_gather"], rel=0.05)
+            assert sent["all_gather"] == pytest.approx(gathered, rel=0.05)
         else:
-            assert sent == collectives(config) and parts == [size / 2 for size in whole]
+            assert sent == among_shards and parts == [size / 2 for size in whole]
 
 
 def test_the_gradients_of_ddp_lie_in_its_buckets(of_two):

@@ -263,7 +263,8 @@ def test_an_edit_is_named_on_resume_and_goes_to_the_kept_code_which_can_go_on(ru
     about, checkpoint = json.loads((out / "config.json").read_text()), checkpoints.load(out)
     assert about["code_sha256"] == checkpoint["code_sha256"] == outdir.code_sha256()[0]
     monkeypatch.setattr(outdir, "ROOT", out / "code")
-    (out / "code" / ".#train.py").symlink_to("nobody@nowhere")  # Emacs's mark of an unsaved buffer is no code
+    (out / "code" / ".#train.py").symlink_to("nobody@nowhere")  # Emacs's mark of an unsaved buffer
+    assert not [name for name in outdir.code_of_the_project() if "#" in name]
     run("out", max_iters=4, init_from="resume")
     assert checkpoints.load(out)["iter_num"] == 4 and (out / "code" / "train.py").read_bytes()
 
