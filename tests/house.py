@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
     "lines: product": 14_504,
-    "lines: tests": 11_049,
+    "lines: tests": 11_032,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_400,
