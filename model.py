@@ -115,11 +115,11 @@ class Softmax(Mixer):
             if log_decay is not None:
                 log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
                 state["log_decay"] = log_decay[:, T:]
-        # torch's kernel needs no mask for plain causal attention, nor for a single query, which sees all it remembers
+        # a single query needs no mask, since it sees all it remembers, nor does torch's kernel for causal attention
         reach = (self.window or T) if state is None else self.reach
         is_cut = T > reach or (T > 1 and state is not None and start > 0)
         has_kernel = c.attention_weights == "softmax" and c.attention_softcap is None and log_decay is None
-        if self.bias is not None or is_cut or not has_kernel:
+        if self.bias is not None or log_decay is not None or is_cut or (T > 1 and not has_kernel):
             first = start + T - k.shape[2]  # the position of the oldest key
             j = torch.arange(first, start + T, device=q.device)
             mask = self.mask(j[start - first :], j, reach, log_decay)

@@ -120,7 +120,7 @@ def write_examples(
                     raise UserError(f"the {split} split has {ids}, and vocab_size={vocab_size}")
                 labels += int(np.count_nonzero(examples[:, 1]))
                 size = dict(rows=len(examples), seq_len=examples.shape[2], tokens=examples.size // 2)
-                _save_shard(folder, split, shards, examples.astype(dtype_of(vocab_size)), **size, **facts)
+                _save_shard(folder, split, shards, examples.astype(dtype_of(vocab_size), copy=False), **size, **facts)
             if not labels:
                 raise UserError(f"the {split} split would hold no label: nothing to predict")
             counts = {what: sum(shard[what] for shard in shards) for what in ("rows", "tokens")}

@@ -112,9 +112,9 @@ class Sink(nn.Module):
 def manual_attention(q, k, v, mask, softcap, sink=None, kind="softmax") -> tuple[Tensor, Tensor]:
     """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
 
-    k and v may have fewer heads. mask: bool, true where a query sees a key, or a float that is added to the scores.
-    softcap: None or a number. sink: None or (B, H, T), the logits of sinks, which have neither soft-cap nor mask; the
-    weights are those of the keys. kind: of the weights, a key of ATTENTION_WEIGHTS.
+    k and v may have fewer heads. mask: None, bool (true where a query sees a key), or a float that is added to the
+    scores. softcap: None or a number. sink: None or (B, H, T), the logits of sinks, which have neither soft-cap nor
+    mask; the weights are those of the keys. kind: of the weights, a key of ATTENTION_WEIGHTS.
     """
     k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     # 1. the scores, which autocast would round, and their soft-cap
@@ -123,7 +123,8 @@ def manual_attention(q, k, v, mask, softcap, sink=None, kind="softmax") -> tuple
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     # 2. what a query does not see
-    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     # 3. the weights, and the mean of the values
     if sink is not None:
         scores = torch.cat([scores, sink[..., None].to(scores.dtype)], dim=-1)

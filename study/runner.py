@@ -41,8 +41,8 @@ OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
 
 
 def run_all(config, out_dir: Path) -> list[dict] | None:
-    """Says what is done and what cannot be, starts the runs that have no row, unless run=false, and returns the rows of
-    the compared runs in the order of the list, or None."""
+    """Prints what is done already, starts the runs that have no row, unless run=false, and returns the rows of the
+    compared runs in the order of the list, or None."""
     # one without a marker may be results/NAME of a clone: it has our rows
     files.claim(out_dir, "experiment", config.overwrite or bool(read_rows(out_dir)))
     plan = Plan(config, read_rows(out_dir))

@@ -189,6 +189,12 @@ def mixed_mqar(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def trained(mqar, tmp_path_factory):
+    """A run of 8 steps without a gate, to look at and to start from; nobody writes to it."""
+    return Helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
+
+
+@pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """A stream of bytes: 40 documents for training, 7 for validation."""
     train, val = [LINES[i % 3] for i in range(40)], [LINES[(i + 1) % 3] for i in range(7)]

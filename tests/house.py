@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_504,
-    "lines: tests": 11_032,
+    "lines: product": 14_508,
+    "lines: tests": 11_022,
     "lines: model.py": 700,
     "lines: longest other product file": 600,
     "lines: config": 1_400,

@@ -10,13 +10,6 @@ from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import resume
 
-
-@pytest.fixture(scope="module")
-def trained(mqar, tmp_path_factory, helpers):
-    """A run of 8 steps without a gate, to start from; nobody writes to it."""
-    return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
-
-
 GATE = "elementwise+headwise@value+elementwise@query+elementwise@output"
 CASES = [  # keys of the model, and of its new gates
     *((dict(attention=name), {}) for name in MIXERS),

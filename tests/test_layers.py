@@ -101,7 +101,6 @@ def test_the_angles_of_the_first_positions_are_kept_and_those_past_them_are_comp
 @pytest.mark.parametrize("window", [40, 7])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-15), (torch.float32, 1e-6), (torch.bfloat16, 0.02)])
 def test_a_sink_is_a_headwise_gate_at_the_scores_log_sum_less_its_logit_and_so_are_its_gradients(dtype, error, window):
-    torch.manual_seed(0)
     inputs = [torch.randn(2, 3, 40, *width).to(dtype).requires_grad_() for width in ([8], [8], [8], [])]
     q, k, v, s = exact = [x.detach().double().requires_grad_() for x in inputs]
     sees = torch.ones(40, 40, dtype=torch.bool).tril().triu(1 - window)

@@ -255,7 +255,6 @@ def test_arms_of_one_seed_share_the_weights_they_have_in_common(name):
 
 @every_mixer
 def test_parameters_start_as_promised_and_layers_with_weights_of_their_own(name):
-    torch.manual_seed(0)
     keys = dict(gate="native+elementwise", gate_bias=1.5, gate_activation="learned", n_embd=256, n_head=16)
     start = dict(GPT(make_config(attention=name, out_init_scale=0.5, **keys)).named_parameters())
     mixer = "blocks.1.mixer."

@@ -26,12 +26,6 @@ from runs import hardware, outdir, parallel
 KEYS = dict(meters=False)
 
 
-@pytest.fixture(scope="module")
-def trained(mqar, tmp_path_factory, helpers):
-    """A run of 8 steps, to look at and to start from; nobody writes to it."""
-    return helpers.train(mqar, tmp_path_factory.mktemp("trained") / "out")
-
-
 # -- A run is a function of its seed: whatever the processes, the evaluations, the restarts, the trunk it grows from ---
 
 

@@ -151,7 +151,8 @@ def start_worker():
 
 
 def encode_shard(config, tokenizer, folder, numbered):
-    """Writes the tokens of one shard's documents to a file, and returns its path and what is known of each document."""
+    """Writes the tokens of one shard's documents to a file, whose dot keeps it out of the data set. Returns its path,
+    and what is known of each document."""
     (number, shard), facts, path = numbered, [], folder / f".part{numbered[0]}"
     bar = dict(desc=f"shard {number}", unit=" documents", position=number % config.processes, leave=False)
     with open(path, "wb") as file:

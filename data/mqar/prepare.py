@@ -79,7 +79,7 @@ def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     slices = parse_slices(config)
     out_dir, about = claim(config, GENERATOR, VERSION)
-    name = "mqar" + f" {config.task}" * (config.task != "recall")
+    name = "mqar" if config.task == "recall" else f"mqar {config.task}"
     about |= dict(name=name, tokenizer="mqar", vocab_size=config.vocab_size)
     report(write_examples(out_dir, generate_splits(config, slices), **about), out_dir)
 
