@@ -52,7 +52,6 @@ class ExperimentConfig:
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; the table counts them")
     claim_base: dict = key({}, "keys of every claim, unless it has others in their place")
     claims: dict = key({}, '{claim: {"contrast": "arm - arm", "above": threshold, ...}}: docs/experiments.md, Claims')
-    ranks: dict = key({}, "{name: {arm: its published number}}: Spearman's correlation of the arms' metric with it")
     exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
@@ -125,12 +124,8 @@ class ExperimentConfig:
             *((f"scores_of: {score}", arms, self.arms) for score, arms in self.scores_of.items()),
             ("rate_of", self.rate_of, self.arms),
             *((f"rate_of: {arm}", [other], choosing) for arm, other in self.rate_of.items()),
-            *((f"ranks: {name}", order, self.arms) for name, order in self.ranks.items()),
         ]:
             check_named(label, names, arms, "such arms")
-        for name, order in self.ranks.items():
-            is_none = len(set(order.values())) < 2 or not 3 <= len(order) <= 7  # 7! = 5,040 orders
-            refuse({f"ranks: {name}: an order is of three to seven arms, and not all numbers may be equal": is_none})
 
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
@@ -180,7 +175,7 @@ from configurator import UserError, show
 from evaluate import EvaluateConfig
 from runs.outdir import write_text
 from runs.rules import wrong_field
-from study import claims, curves, ranks, report, sinks
+from study import claims, curves, report, sinks
 from study.arms import NAMES, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
@@ -195,7 +190,7 @@ NUMBER = (float, -1e9, 1e9)
 # what each entry of a dict in the config holds, as rules of rules.wrong_field
 ENTRIES: dict = {
     "arms": {}, "variants": {"mixers?": NAMES}, "scores": {},
-    "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES, "ranks": {str: NUMBER},
+    "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES,
     "claims": {
         "contrast": (str, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
         "of?": [object, 1, 9], "sides?": (int, 1, 2), "in?": (int, 1, 999), "family?": (str, 1, 99),
@@ -220,18 +215,16 @@ def main(argv: list[str]) -> None:
     rows = run_all(config, out_dir)
     if rows is None:
         return
-    choices, orders = choose_rates(config, read_rows(out_dir)), ranks.records(config, rows)
-    judged = claims.judge_claims(config, rows, choices)
-    records = list(map(claims.record, judged))
-    tables: list = list(filter(None, [report.table(config, rows), sinks.table(rows), ranks.table(orders)]))
+    choices = choose_rates(config, read_rows(out_dir))
+    records = list(map(claims.record, claims.judge_claims(config, rows, choices)))
+    tables: list = list(filter(None, [report.table(config, rows), sinks.table(rows)]))
     said: list = list(filter(None, [claims.table(records), claims.remarks(records)]))
     print("\n" + "\n\n".join(map(str, [*tables, *said])) + "\n")
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
-        figures = report.figures(rows, out_dir) + report.figures_of_claims(config, rows, judged, choices, out_dir)
-        if judged or orders:
-            kept = {"claims": records} | ({"ranks": orders} if orders else {})
-            write_text(out_dir / "claims.json", json.dumps(kept, indent=1) + "\n")
+        figures = report.figures(rows, out_dir) + report.figures_of_claims(config, records, choices, out_dir)
+        if records:
+            write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
         page = write_page(out_dir / "report.html", [*said, *figures, *tables])

@@ -8,7 +8,7 @@
     python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
     python plot.py out --html=true   also out/page.html, a text token by token, of the checkpoint (study/token_page.py)
 
-Here are the figures of runs. study/report.py draws those of experiments, study/forests.py those of claims.
+Here are the figures of runs. study/report.py draws those of experiments and of claims.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ from matplotlib.colors import PowerNorm
 
 from configurator import UserError
 from runs.files import one_line, read_json, read_jsonl
-from study import forests, report
+from study import report
 from study.drawing import COLOURS, SPARE_COLOURS, dress, legend_of, mixer_colours, plain_ticks, write
 from study.rows import read_rows
 from study.token_page import write_page
@@ -80,7 +80,7 @@ def draw(folder: Path) -> list:
     if os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
         return [page(folder)]
     if os.path.isdir(folder) and any(folder.glob("*/claims.json")):
-        return forests.draw(folder)
+        return report.all_claims(folder)
     raise UserError(f"{folder}: has no metrics.jsonl (a run), rows.jsonl (an experiment) or */claims.json (several)")
 
 

@@ -47,11 +47,10 @@ from model import GPT
 from optim import Muon, keep_compiler_out, matrices_of
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights, check_vocabulary
-from runs.finite import bad_weight, first_bad_tensor
 from runs.hardware import Processes, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
-from runs.probe import is_spike, training_meters
+from runs.probe import bad_weight, first_bad_tensor, is_spike, training_meters
 from runs.resume import optimizer_state, restore, scale_new, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes

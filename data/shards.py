@@ -164,8 +164,7 @@ class Dataset:
         self.kind = "stream" if meta["kind"] == "stream" else "examples"
         self.vocab_size, self.splits, self.kinds = meta["vocab_size"], list(meta["splits"]), meta.get("kinds", {})
         parameters, is_text = meta["parameters"], self.kind == "stream"
-        # of data/backcopy and data/pystdlib
-        self.first_ids = [0] if parameters.get("first_token") or parameters.get("row_len") else []
+        self.first_ids = [0] if parameters.get("first_token") else []  # of data/backcopy
         self.alphabet = None if is_text else parameters.get("alphabet")
         means = [getattr(self, name) for name in MEANING]
         shas = {split: [[s["sha256"], s.get("slice")] for s in of["shards"]] for split, of in meta["splits"].items()}

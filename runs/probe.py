@@ -4,6 +4,7 @@ What each meter means is in docs/meters.md; meters.py prints them for a checkpoi
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable
 from statistics import fmean, pstdev
@@ -18,6 +19,7 @@ from model import GPT, Softmax
 from ops import IGNORE
 from ops.fast import at_least_float32
 from runs.hardware import autocast
+from runs.parallel import full_tensor
 
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 COLLAPSE = 0.05
@@ -347,3 +349,41 @@ def is_spike(loss: float, earlier: list[float]) -> bool:
     """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at least 20)."""
     window = earlier[-SPIKE_WINDOW:]
     return len(window) >= SPIKE_AT_LEAST and loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(window)
+
+
+# -- The first tensor that is not finite, which a run that diverges names before it ends -------------------------------
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether every entry is; of a sharded tensor every process has to ask, and all get the same answer."""
+    return bool(full_tensor(tensor.isfinite().all()))
+
+
+def bad_weight(model: torch.nn.Module) -> str | None:
+    return next((name for name, p in model.named_parameters() if not is_finite(p)), None)
+
+
+def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> str | None:
+    """Names the first bad weight, output of a module or gradient, or returns None if all are finite.
+
+    losses: an iterator whose every item is a loss, computed when it is asked for: of a sharded model all of them, since
+    the other processes wait for this one in each. The gradients stay in the model.
+    """
+    if name := bad_weight(model):
+        return name
+    bad = []
+
+    def look_at(name, module, inputs, output):
+        output = output[0] if isinstance(output, tuple) else output
+        if not output.isfinite().all():
+            bad.append(f"output of {name or 'the model'}")
+
+    hooks = [m.register_forward_hook(functools.partial(look_at, name)) for name, m in model.named_modules()]
+    for loss in losses:
+        loss.backward()
+        # the backward pass comes to the last layer first
+        gradients = ((name, p.grad) for name, p in reversed(list(model.named_parameters())) if p.grad is not None)
+        bad += [f"gradient of {name}" for name, gradient in gradients if not is_finite(gradient)]
+    for hook in hooks:
+        hook.remove()
+    return next(iter(bad), None)

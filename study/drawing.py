@@ -1,7 +1,6 @@
 """How every figure looks, and how it is written. `curve_panels` draws all figures of curves."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -64,7 +63,12 @@ def curve_panels(
     panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's keys of its lines}.
     finish: called with each panel and its title, for what one figure alone has.
     """
-    figure, grid = panel_grid(len(panels), columns, size, sharex=True, sharey=sharey)
+    columns = min(columns, len(panels))
+    lines = -(-len(panels) // columns)
+    figsize = size[0] * columns + 0.6, size[1] * lines + 0.6
+    figure, grid = plt.subplots(lines, columns, figsize=figsize, squeeze=False, sharex=True, sharey=sharey)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
     for axes, (title, curves_of) in zip(grid.flat, panels.items(), strict=False):
         for label, curves in ((label, curves) for label, curves in curves_of.items() if curves):
             for curve in curves:
@@ -86,28 +90,6 @@ def curve_panels(
     figure.supylabel(ylabel, fontsize=10)
     legend_of(figure)
     return write(figure, path)
-
-
-def panel_grid(n: int, columns: int, size: tuple[float, float], **look):
-    """(figure, array of axes) of n panels, each of this size in inches, in so many columns at most."""
-    columns = min(columns, n)
-    lines = -(-n // columns)
-    figsize = (size[0] * columns + 0.6, size[1] * lines + 0.6)
-    figure, grid = plt.subplots(lines, columns, figsize=figsize, squeeze=False, **look)
-    for axes in grid.flat[n:]:
-        axes.set_axis_off()
-    return figure, grid
-
-
-def is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
-def ratio_axis(axes: plt.Axes) -> None:
-    """Makes x logarithmic, for ratios: the wider the range, the fewer ticks."""
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    plain_ticks(axes.xaxis, (1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5))
 
 
 def plain_ticks(axis: Axis, of_ten: tuple[float, ...]) -> None:

@@ -4,10 +4,10 @@ import math
 import statistics
 from pathlib import Path
 
-from study.drawing import arm_looks, curve_panels, is_finite
+from study.drawing import arm_looks, curve_panels
 from study.page import Table
 from study.plan import rates_of
-from study.rows import mixer_of, number, variant_of
+from study.rows import is_finite, mixer_of, number, variant_of
 
 
 def table(config, choices: list[dict]) -> Table | None:

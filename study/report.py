@@ -1,18 +1,40 @@
-"""An experiment's tables and figures, from its rows and from nothing else.
+"""An experiment's tables and figures, from its rows and claims.json, and from nothing else.
 
 experiment.py makes them at its end, and again with --run=false; `python plot.py results/NAME` draws the figures that
-need no config.
+need no config, and `python plot.py results` those of claims.
 """
 
+import itertools
 import math
 import statistics
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
+
 from configurator import UserError
-from study import claims, curves, forests, gains, rates, sinks, stats
-from study.drawing import arm_looks, curve_panels, is_finite, mixer_colours
+from keys import GPTConfig
+from runs.files import one_line, read_json
+from study import claims, curves, rates, sinks, stats
+from study.drawing import COLOURS, arm_looks, curve_panels, dress, legend_of, mixer_colours, plain_ticks, write
 from study.page import Table
-from study.rows import mixer_of, number, variant_of
+from study.rows import is_finite, mixer_of, number, variant_of
+
+VERDICT_COLOURS = {
+    "supported": COLOURS[2], "passed": COLOURS[2], "equivalent": COLOURS[0], "not supported": COLOURS[4],
+    "refuted": COLOURS[1], "failed": COLOURS[1], "inconclusive": "0.5",
+}  # fmt: skip
+
+PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
+    "all": "all of the text",
+    "near": "first eighth of the window",
+    "far": "second half of the window",
+    "repeated": "behind repeated strings",
+    "elsewhere": "elsewhere",
+}
+
+GATE_KEYS = {"gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale"}
+GATE_KEYS |= {"sink", "attention_weights", "forget_gate"}  # its rivals
 
 
 def show(config, row: dict) -> str:
@@ -54,18 +76,15 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     if any(row.get("sinks") for row in rows):
         return [sinks.figure(rows, folder / "sink.png")]
     drawn = [metric_curves(rows, folder / f"{rows[0]['metric']}.png")]
-    if any(row.get("loss_curve") for row in rows) and (panels := gains.gains(rows)):
-        drawn.append(gains.by_step(rows, panels, folder / "gain.png"))
+    if any(row.get("loss_curve") for row in rows) and (panels := gains(rows)):
+        drawn.append(gain_curves(rows, panels, folder / "gain.png"))
     return drawn + (accuracy_by_state(rows, folder / "state.png") if rows[0]["metric"] == "accuracy" else [])
 
 
-def figures_of_claims(config, rows: list[dict], judged: list[dict], choices: list[dict], folder: Path) -> list[Path]:
+def figures_of_claims(config, records: list[dict], choices: list[dict], folder: Path) -> list[Path]:
     """Draws what needs the config besides the rows: its claims, and the runs that chose the learning rates."""
-    drawn = []
-    if records := list(filter(forests.has_run, map(claims.record, judged))):
-        drawn.append(forests.of_claims(records, folder / "claims.png"))
-    if len(set(map(mixer_of, rows))) > 1 and (pairs := forests.pairs_of(judged, rows)):
-        drawn.append(forests.of_mixers(pairs, rows, folder / "mixers.png"))
+    run = list(filter(has_run, records))
+    drawn = [claims_figure(run, folder / "claims.png")] if run else []
     return drawn + rates.windows(config, choices, folder / "windows.png")
 
 
@@ -120,3 +139,114 @@ def curve_of(row: dict) -> list[tuple]:
     """[(step, the metric)], accuracy in per cent; NaN where it was not finite, and behind the end of such a run."""
     scale, end = 100 if row["metric"] == "accuracy" else 1, row["curve"][-1][0] + 1
     return [(step, scale * number(value)) for step, value in row["curve"]] + [(end, math.nan)] * (not row["finite"])
+
+
+# -- What a gate gains -------------------------------------------------------------------------------------------------
+
+
+def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
+    """{part: {arm: [[(step, gain in nats), ...] of each seed]}}: the loss of the plain arm minus this one's."""
+    plain, panels, of_run = plain_arms(rows), {}, {}  # of_run: {step: {part: loss}} behind the first evaluation
+    for row in rows:
+        parts = {one["step"]: one for one in row.get("loss_curve", [])}
+        whole = row["curve"] if row["metric"] == "val_loss" else [(step, None) for step in parts]
+        late = {step: {"all": loss} | parts.get(step, {}) for step, loss in whole if step > 0}
+        of_run[row["arm"], row["seed"]] = late
+    for part, ((arm, seed), after) in itertools.product(PARTS, of_run.items()):
+        before = of_run.get((plain.get(arm), seed), {})
+        pairs = ((step, before.get(step, {}).get(part), loss.get(part)) for step, loss in after.items())
+        if curve := [(step, was - now) for step, was, now in pairs if is_finite(was) and is_finite(now)]:
+            panels.setdefault(PARTS[part], {}).setdefault(arm, []).append(curve)
+    return panels
+
+
+def gain_curves(rows: list[dict], panels: dict[str, dict[str, list]], path: Path) -> Path:
+    """Draws the gains against the step: a panel per part, a colour per arm, every seed. Returns the path."""
+    looks = arm_looks(row["arm"] for row in rows)
+
+    def finish(axes, title):
+        axes.axhline(0, color="0.3", linewidth=1)
+
+    label = "gain: loss without minus loss with (nats a token)"
+    return curve_panels(panels, looks, path, ylabel=label, columns=3, size=(4.2, 3.0), finish=finish)
+
+
+def plain_arms(rows: list[dict]) -> dict[str, str]:
+    """{arm: the one without a gate that has else the same keys, but for the rate; of several, that of the same rate}"""
+    # keys: {arm: (the keys of its runs but of its gate, rate and seed; the names of its gate's; rate)}
+    keys, compared = {}, {}
+    for row in rows:
+        config = dict(row["config"], seed=None)
+        rate = config.pop("learning_rate", None)
+        of_gate = {name for name in GATE_KEYS & config.keys() if config[name] != getattr(GPTConfig, name)}
+        keys[row["arm"]] = {name: config[name] for name in config.keys() - GATE_KEYS}, of_gate, rate
+    for arm, (shared, of_gate, rate) in keys.items():
+        same = [(keys[other][2] != rate, other) for other in keys if keys[other][:2] == (shared, set())]
+        if of_gate and same:
+            compared[arm] = min(same, key=lambda other: other[0])[1]
+    return compared
+
+
+# -- Claims ------------------------------------------------------------------------------------------------------------
+
+
+def all_claims(folder: Path) -> list:
+    """Draws the claims of each experiment in this folder. Returns the paths and a table of all. Raises UserError."""
+    drawn, found = [], []
+    for file in sorted(folder.glob("*/claims.json")):
+        with one_line(f"{file}: cannot be drawn"):
+            records = [one for one in read_json(file)["claims"] if has_run(one)]
+            found += [one | {"name": f"{file.parent.name}: {one['name']}"} for one in records]
+            drawn += [claims_figure(records, file.with_name("claims.png"))] if records else []
+    if not drawn:
+        raise UserError(f"{folder}: no claim of an experiment has been judged yet, nothing to draw")
+    return [*drawn, claims.table(found)]
+
+
+def has_run(one: dict) -> bool:
+    return one["verdict"] != "not run" and bool(one["seeds"])
+
+
+def claims_figure(records: list[dict], path: Path) -> Path:
+    """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed. Where
+    few seeds leave the exact interval open, a thin line goes up to the edge, and a darker one is Student's interval;
+    what is exploratory has a hollow mark. records: of claims that have run. Returns the path."""
+    panels = {unit: of for unit in claims.UNITS if (of := [one for one in records if one["unit"] == unit])}
+    heights = [0.7 + 0.22 * len(of) for of in panels.values()]
+    figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
+    for axes, (unit, of) in zip(grid.flat, panels.items(), strict=True):
+        zero = 1.0 if unit in (claims.RATIO, "ratio") else 0.0  # a contrast without a difference
+        axes.axvline(zero, color="0.3", linewidth=1)
+        axes.set_yticks([-i for i in range(len(of))], [one["name"] for one in of], fontsize=8)
+        for i, one in enumerate(of):
+            claim_line(axes, -i, one, zero, [value for one in of for value in one["seeds"].values()])
+        axes.set(xlabel=unit, ylim=(-len(of) + 0.2, 0.8))
+        if unit == claims.RATIO:
+            axes.set_xscale("log")
+            low, high = axes.get_xlim()
+            plain_ticks(axes.xaxis, (1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5))
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7))
+        dress(axes)
+    legend_of(figure, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+    return write(figure, path)
+
+
+def claim_line(axes: plt.Axes, y: float, one: dict, zero: float, seeds: list[float]) -> None:
+    """seeds: the values of all claims of the panel."""
+    middle, colour, dots = one["estimate"], VERDICT_COLOURS[one["verdict"]], list(one["seeds"].values())
+    if one["over"] is None and None in (one["low"], one["high"]):  # a count has no interval
+        edges = [min(zero, *seeds), max(zero, *seeds)]
+        axes.plot(edges, [y, y], color="0.8", linewidth=0.8, label="exact interval open: too few seeds")
+        if one["student_low"] is not None:
+            ends = [one["student_low"], one["student_high"]]
+            axes.plot(ends, [y, y], color="0.4", linewidth=1.2, label="Student's, there")
+    ends = [middle if end is None else end for end in (one["low"], one["high"])]
+    axes.plot(ends, [y, y], color=colour, linewidth=3, label=one["verdict"])
+    axes.plot([middle], [y], "o", color=colour)
+    if one["threshold"] is not None:
+        axes.plot([one["threshold"]], [y], "|", color="black", markersize=11, label="threshold")
+    axes.plot(dots, [y] * len(dots), ".", color="0.4", markersize=4, zorder=3, label="a seed")
+    if one["exploratory"]:
+        look: dict = dict(markerfacecolor="white", markeredgecolor=colour, markersize=6, zorder=4)
+        axes.plot([middle], [y], "o", label="mean, exploratory", **look)

@@ -84,6 +84,10 @@ def text_of(row: dict) -> str:
     return json.dumps(json.loads(json.dumps(run_of(row)), parse_float=parse_float), sort_keys=True)
 
 
+def is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
 def number(value: float | None) -> float:
     """A number of a row; NaN where the run was not finite."""
     return math.nan if value is None else value

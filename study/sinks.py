@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from study.drawing import arm_looks, curve_panels, is_finite
+from study.drawing import arm_looks, curve_panels
 from study.page import Table
-from study.rows import number
+from study.rows import is_finite, number
 
 ARMS = ("none", "elementwise", "sigmoid2", "headwise", "elementwise@value")  # their colours come first
 

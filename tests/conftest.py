@@ -35,7 +35,7 @@ from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
 from runs.files import parse_json  # noqa: E402
-from study import drawing, forests, runner  # noqa: E402
+from study import drawing, report, runner  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(
@@ -232,7 +232,7 @@ def started():
 def drawn(monkeypatch):
     """{name of a figure file: its figure}, of what is drawn from here on, without a file."""
     figures = {}
-    for module in (plot, drawing, forests):
+    for module in (plot, drawing, report):
         monkeypatch.setattr(module, "write", lambda figure, path: figures.update({path.name: figure}) or path)
     yield figures
     for figure in figures.values():  # no tick is a formula, which study/drawing.py does not parse: it would be printed

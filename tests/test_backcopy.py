@@ -13,7 +13,6 @@ import evaluate
 import meters
 import sample
 from data.backcopy import prepare
-from data.pystdlib import prepare as pystdlib
 from data.shards import open_dataset
 from data.tokenizer import tokenizer_of
 from model import GPT
@@ -120,11 +119,3 @@ def test_a_sample_begins_as_rows_do_and_another_alphabet_is_refused(
     make(data, tmp_path / "other.txt")
     message = helpers.error_of(evaluate.main, helpers.words(checkpoint=tmp_path / "run", device="cpu"))
     assert "its alphabet is" in message and "the model was trained with" in message
-
-
-def test_the_standard_library_in_rows_begins_with_byte_0_and_every_byte_is_a_label_once():
-    text = "".join(chr(33 + i % 90) for i in range(50))
-    examples = pystdlib.rows_of(text, 16)
-    assert examples.shape == (3, 2, 16) and examples.dtype == np.uint16
-    assert bytes(examples[:, 1].ravel().astype(np.uint8)) == text[:48].encode()
-    assert (examples[:, 0, 0] == 0).all() and (examples[:, 0, 1:] == examples[:, 1, :-1]).all()

@@ -9,14 +9,12 @@ import re
 import statistics
 
 import pytest
-from made_rows import GAIN, ROOT, listed, rows_of, show, write_rows
+from made_rows import GAIN, listed, rows_of
 
-import configurator
 import experiment
 import plot
 from configurator import UserError
-from study import claims, forests, ranks, stats
-from study.rows import read_rows
+from study import claims, stats
 
 
 def config_of(asked, n=8, **keys):
@@ -203,60 +201,3 @@ def test_the_claims_of_each_experiment_stand_in_a_figure_and_all_in_one_table(tm
     (tmp_path / "two" / "claims.json").write_text('{"claims": [{"name": 3}]}')
     with pytest.raises(UserError, match=r"two/claims.json: cannot be drawn \(KeyError: 'verdict'\)"):
         plot.main([str(tmp_path)])
-
-
-def test_every_pair_that_claims_compare_in_all_mixers_has_a_panel_with_every_seed(tmp_path, drawn):
-    config = configurator.load(experiment.ExperimentConfig, [str(ROOT / "config/experiments/recall.py")])
-    rows = [row for row in read_rows(ROOT / "results" / "recall") if "purpose" not in row]
-    judged = claims.judge_claims(config, rows)
-    forests.of_mixers(forests.pairs_of(judged, rows), rows, tmp_path / "recall.png")
-    panels = {axes.get_title(): axes for axes in drawn["recall.png"].axes if axes.axison}
-    assert len(panels) == 9 and {"native / silu from one", "fixed half / none (exploratory)"} < panels.keys()
-    sigmoid, native = panels["sigmoid / none"], panels["native / silu from one"]
-    assert [len(line.get_xdata()) for line in sigmoid.lines if line.get_marker() == "."] == [10] * 6
-    assert sigmoid.get_xlabel() == "steps to 0.9 (ratio of steps)"
-    means = [line.get_xdata()[0] for line in sigmoid.lines if line.get_marker() == "o"]
-    assert means == pytest.approx([1.32, 1.10, 1.12, 1.14, 1.07, 1.15], abs=0.006)  # the last as in results/README.md
-    names = [label.get_text() for label in panels["wide half / wide one"].get_yticklabels()]
-    assert names == [*config.mixers, "mean of these"]
-    natives = {line.get_ydata()[0] for line in native.lines if line.get_marker() == "o"}
-    assert natives == {-2, -3, -4, -5}  # softmax and cosformer have no native gate
-    assert forests.pairs_of(judged, [row for row in rows if row["arm"] == "gla"]) == {}
-
-
-# -- A published order of the arms -------------------------------------------------------------------------------------
-
-ORDER = {"table 1": {"d": 0.03, "a": 0.0, "c": 0.02, "b": 0.01}}
-ORDERED = listed(metric="val_loss", ranks=ORDER, arms=dict.fromkeys("abcd", {}), seeds=[0, 1, 2, 3], exploratory=True)
-
-
-def ranked(losses):
-    """The record of its order. losses: {arm: by seed}."""
-    (record,) = ranks.records(ORDERED, rows_of(ORDERED, lambda run: losses[run["arm"]][run["seed"]]))
-    return record
-
-
-def test_a_lower_loss_is_better_and_p_counts_all_orders():
-    losses = {"a": [3, 3, 3, 3], "b": [2, 2, 2, 3.5], "c": [1, 1, 1, 1.5], "d": [0, 0, 0, 0]}
-    record = ranked(losses)
-    assert record["seeds"] == {"0": 1.0, "1": 1.0, "2": 1.0, "3": 0.8}
-    assert record["of_means"] == 1.0 and record["p"] == pytest.approx(1 / 24)  # one of the orders of four arms
-    assert ranks.table([record]).cells == [["table 1", "+1.00", "+0.80 to +1.00", "0.042", "4", "4"]]
-    equal = ranked(dict.fromkeys("abcd", [1] * 4))
-    assert (equal["of_means"], equal["p"]) == (None, None)
-    assert ranks.table([equal]).cells == [["table 1", "all means are equal", "", "", "4", "4"]]
-    # two neighbours in the other order: of 24 orders, the right one and three like this one agree as well
-    record = ranked(losses | {"b": [3.5] * 4})
-    assert record["of_means"] == 0.8 and record["p"] == pytest.approx(4 / 24)
-
-
-def test_the_order_is_printed_kept_and_judged_on_the_seeds_that_all_its_arms_have(tmp_path, capsys):
-    rows = rows_of(ORDERED, lambda run: "dcba".index(run["arm"]))
-    few = [row for row in rows if (row["arm"], row["seed"]) != ("b", 3)]
-    assert list(ranks.records(ORDERED, few)[0]["seeds"]) == ["0", "1", "2"]
-    empty = ranks.records(ORDERED, [row for row in rows if row["arm"] != "b"])
-    assert ranks.table(empty).cells == [["table 1", "not run", "", "", "0", "4"]]
-    write_rows(tmp_path, rows)
-    show(ORDERED, tmp_path)
-    (kept,) = json.loads((tmp_path / "claims.json").read_text())["ranks"]
-    assert kept["of_means"] == 1.0 and "+1.00 to +1.00" in capsys.readouterr().out

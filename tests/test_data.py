@@ -186,7 +186,7 @@ def test_a_stream_is_counted_and_its_documents_are_found_again(folder):
         ('"seed": 0', '"seed": 5', True),
         ('"train": {', '"test": {', False),
         ('"tokenizer": "mqar"', '"tokenizer": "another"', False),
-        ('"parameters": {', '"parameters": {"row_len": 9,', False),  # which gives first ids
+        ('"parameters": {', '"parameters": {"first_token": true,', False),  # which gives first ids
         ('"16/2"', '"16/3"', False),
         ('"splits": {', '"kinds": {"trigger": [1]}, "splits": {', False),
     ],

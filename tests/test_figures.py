@@ -8,7 +8,7 @@ import pytest
 from made_rows import line_of, listed, made_row, rows_of, write_rows
 
 import plot
-from study import gains, report, sinks
+from study import report, sinks
 
 
 def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, drawn):
@@ -94,7 +94,7 @@ def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order(
             for n, (mixer, gate, short) in enumerate(kinds)]  # fmt: skip
     wanted = {str(n): str(n - n % 8 + n % 2) for n in range(16) if n % 8 > 1}
     for every in (rows, rows[::-1]):
-        assert gains.plain_arms(every) == wanted
+        assert report.plain_arms(every) == wanted
 
 
 def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_keys(drawn, tmp_path):
@@ -108,12 +108,12 @@ def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_k
         about = {"seed": seed, "finite": True, "val_loss": loss, "metric": "val_loss", "curve": [[0, 5.0], [9, loss]]}
         parts = [{"step": step, "near": loss + 1, "far": loss - 1} for step in (0, 9)]
         rows.append(about | {"arm": arm, "config": {"max_iters": 18} | keys, "loss_curve": parts})
-    panels = gains.gains(rows)
+    panels = report.gains(rows)
     for curves in panels.values():
         assert curves == {"sigmoid": [[(9, 0.5)], [(9, pytest.approx(-0.1))]], "sigmoid short": [[(9, -0.5)]]}
-    assert gains.PARTS["all"] not in gains.gains([row | {"metric": "accuracy"} for row in rows])
+    assert report.PARTS["all"] not in report.gains([row | {"metric": "accuracy"} for row in rows])
     report.figures(rows, tmp_path)
-    assert [axes.get_title() for axes in drawn["gain.png"].axes] == [gains.PARTS[p] for p in ("all", "near", "far")]
+    assert [axes.get_title() for axes in drawn["gain.png"].axes] == [report.PARTS[p] for p in ("all", "near", "far")]
 
 
 # -- Sinks -------------------------------------------------------------------------------------------------------------

@@ -114,7 +114,6 @@ HEADLINES = {
     },
     ("parity", "results/README.md"): {"beta to 2 changes": "29.6"},
     ("s3", "results/README.md"): {"beta to 2 changes": "30.6", "the gate changes what beta": "27.4"},
-    ("recall_hard", "results/README.md"): {"the sigmoid gate changes": "1.3", "the wide one gate changes": "-2.3"},
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from test_fuzz import GONE, changed_at, places
 import configurator
 import experiment
 from configurator import UserError
-from study import claims, ranks, report, runner, stats
+from study import claims, report, runner, stats
 from study.plan import Plan
 from study.rows import read_rows, wrong_row
 
@@ -64,10 +64,9 @@ def test_every_committed_experiment_fixes_its_dtype_and_its_claims_are_those_of_
     shown = experiment.run_all(config, folder)
     if not plan.lacking:  # else it is under way: the pages say so
         assert len(shown) == len(rows) - sum(len(choice["runs"]) for choice in plan.choices)
-    if config.claims or config.ranks:
+    if config.claims:
         kept = json.loads((folder / "claims.json").read_text())
         assert kept["claims"] == list(map(claims.record, claims.judge_claims(config, shown, plan.choices)))
-        assert kept.get("ranks", []) == ranks.records(config, shown)
 
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):

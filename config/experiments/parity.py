@@ -41,15 +41,6 @@ rate_of = {"monarch": "gated_deltanet", "monarch sigmoid": "gated_deltanet sigmo
 
 pair_spread = 0.1  # of accuracy, a guess: the pilot had one seed
 
-ranks = {
-    "Grazzi et al. 2024, DeltaNet for ours; Mamba-2 by the paper of Mamba-3": {
-        "softmax": 0.022,
-        "mamba2": 0.009,
-        "gated_deltanet": 0.017,
-        "gated_deltanet to 2": 1.0,
-    }
-}
-
 scores = {"whole": {}}  # whose slices are the lengths
 claim_base = {"of": ["scores", "whole", "slices", "64"], "other_than": 0}
 claims = {

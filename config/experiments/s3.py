@@ -12,4 +12,3 @@ name = "s3"
 seeds_of = {"monarch": [0, 1], "monarch sigmoid": [0, 1]}
 data = {"task": "s3"}
 selection_seeds = [410, 411]
-ranks = {}

@@ -1,9 +1,9 @@
 """
 How much is recalled with how many bytes of state? Seven mixers, without a gate, with one, and with log-linear states.
 
-recall_hard.py's task (MQAR of 64 tokens, 64 ids, 8 or 16 pairs, two layers x 64, four heads) with heads of 4, 8 and 16,
-so that a state grows by a factor of 2 to 3.8 from size to size. state.png has the accuracy at the end against the bytes
-of the state, the figure of "Zoology" (Arora et al. 2023). All take recall.py's rate. One seed is a look.
+MQAR of 64 tokens with 64 ids and 8 or 16 pairs, two layers x 64, four heads of 4, 8 and 16, so that a state grows by a
+factor of 2 to 3.8 from size to size. state.png has the accuracy at the end against the bytes of the state, the figure
+of "Zoology" (Arora et al. 2023). All take recall.py's rate. One seed is a look.
 """
 
 name = "state_size"

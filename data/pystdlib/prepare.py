@@ -2,7 +2,6 @@
 The sources of Python's standard library as bytes: about 9.7 MB of real text that every machine has.
 
     python data/pystdlib/prepare.py
-    python data/pystdlib/prepare.py --row_len=512 --out_dir=data/rows      # rows of 512, each behind the byte 0
 
 The script takes the .py files of the Python that runs it, without tests and installed packages, and leaves out
 
@@ -15,8 +14,7 @@ The script takes the .py files of the Python that runs it, without tests and ins
 Validation is whole top-level packages and modules, the same for every seed: in the order of the sha256 of their names
 each is taken that fits, and is no more than a sixth of it. The share of its runs of 4 lines that stand in training,
 too, is printed, and is `shared_runs` in meta.json. The seed decides the order of the training files, of which
-most_bytes takes the first. Other versions of Python give other text, so meta.json holds the version. With row_len all
-rows begin with the same first token, as where attention sinks are strongest (Gu et al. 2024).
+most_bytes takes the first. Other versions of Python give other text, so meta.json holds the version.
 """
 
 import collections
@@ -37,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import get_tokenizer
-from data.writing import Output, claim, fitting, report, write_examples, write_stream
+from data.writing import Output, claim, fitting, report, write_stream
 
 GENERATOR = "data/pystdlib/prepare.py"
 VERSION = 2  # 1: with tables and near-duplicates, split at random by file
@@ -52,7 +50,6 @@ RUN = 4  # lines
 class Config(Output):
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     most_bytes: int | None = key(None, "validation and the first training files, at most; None: all", at_least=1)
-    row_len: int | None = key(None, "rows of this length that begin with the byte 0 (None: running text)", at_least=2)
     shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(0, "seeds the order of the training files, and so what most_bytes takes", at_least=0)
 
@@ -63,16 +60,8 @@ def main(argv):
     train, val = (set().union(*map(runs_of, splits[split].values())) for split in ("train", "val"))
     facts = dict(python=platform.python_version(), shared_runs=round(len(train & val) / len(val), 4))
     out_dir, about = claim(config, GENERATOR, VERSION, **facts)
-    about["name"] = "pystdlib"
-    if config.row_len is None:
-        about |= dict(tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens)
-        meta = write_stream(out_dir, {split: splits[split].values() for split in splits}, **about)
-    else:
-        slices = {}
-        for split, texts in splits.items():
-            slices[split] = [(rows_of("".join(texts.values()), config.row_len), {"slice": str(config.row_len)})]
-        meta = write_examples(out_dir, slices, tokenizer="byte", vocab_size=256, **about)
-    report(meta, out_dir)
+    about |= dict(name="pystdlib", tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens)
+    report(write_stream(out_dir, {split: texts.values() for split, texts in splits.items()}, **about), out_dir)
     print(f"near-duplicates: {facts['shared_runs']:.1%} of validation's runs of {RUN} lines stand in training, too")
 
 
@@ -90,15 +79,6 @@ def read_sources():
     if len(texts) < 2:
         raise UserError("this Python comes without its sources; run data/text/prepare.py on your own text")
     return texts
-
-
-def rows_of(text, row_len):
-    """(N, 2, row_len) uint16: tokens and labels. Each byte but those of the last, broken row is a label once."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    labels = data[: len(data) // row_len * row_len].reshape(-1, row_len).astype(np.uint16)
-    if not len(labels):
-        raise UserError(f"row_len={row_len}: a split has {len(data):,} bytes, not one row")
-    return np.stack([np.pad(labels[:, :-1], ((0, 0), (1, 0))), labels], axis=1)
 
 
 def clean(texts):
