@@ -212,17 +212,17 @@ def main(argv: list[str]) -> None:
     if config.dry_run:
         print(estimate(config, read_rows(out_dir)))
         return
-    rows = run_all(config, out_dir)
-    if rows is None:
+    if (rows := run_all(config, out_dir)) is None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     records = list(map(claims.record, claims.judge_claims(config, rows, choices)))
-    tables: list = list(filter(None, [report.table(config, rows), sinks.table(rows)]))
-    said: list = list(filter(None, [claims.table(records), claims.remarks(records)]))
-    print("\n" + "\n\n".join(map(str, [*tables, *said])) + "\n")
+    tables = [report.table(config, rows), sinks.table(rows)]
+    said: list = [claims.table(records), claims.remarks(records)]
+    print("\n" + "\n\n".join(map(str, filter(None, [*tables, *said]))) + "\n")
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
-        figures = report.figures(rows, out_dir) + report.figures_of_claims(config, records, choices, out_dir)
+        figures = report.figures(rows, out_dir) + report.claims_figure(records, out_dir / "claims.png")
+        figures += report.rate_windows(config, choices, out_dir / "windows.png")
         if records:
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:

@@ -351,9 +351,6 @@ def is_spike(loss: float, earlier: list[float]) -> bool:
     return len(window) >= SPIKE_AT_LEAST and loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(window)
 
 
-# -- The first tensor that is not finite, which a run that diverges names before it ends -------------------------------
-
-
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether every entry is; of a sharded tensor every process has to ask, and all get the same answer."""
     return bool(full_tensor(tensor.isfinite().all()))

@@ -23,8 +23,6 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 MIXER_COLOURS = dict(zip(MIXERS, [*COLOURS[:6], "#882255", "#AA4499", "#DDCC77", "#661100", "#6699CC"], strict=False))
 
-FEWEST = 3  # seeds with an interval in a figure: that of two would reach 13 standard errors to each side
-
 
 def mixer_colours(names: Iterable[str]) -> dict[str, str]:
     """{name: colour} of mixers, or patterns of them: those of MIXER_COLOURS, and for all others spare ones, in turn.
@@ -50,7 +48,7 @@ def curve_panels(
     xlabel: str = "step",
     columns: int = 4,
     size: tuple[float, float] = (3.2, 2.7),
-    sharey: bool | str = True,
+    sharey: bool = True,
     has_bands: bool = True,
     finish: Callable[[plt.Axes, str], object],
 ) -> Path:
@@ -78,7 +76,7 @@ def curve_panels(
             values = np.array(seen, dtype=float)  # (steps, seeds): the value at a step, or the last one before it
             means = values.mean(1)
             axes.plot(steps, means, linewidth=1.8, label=label, **looks[label])
-            if has_bands and len(curves) >= FEWEST:
+            if has_bands and len(curves) > 2:  # an interval of two seeds would reach 13 standard errors to each side
                 bounds = np.array([stats.interval(of_step) for of_step in values.tolist()], dtype=float).T
                 ends = np.where(np.isnan(bounds), means, bounds)  # NaN: identical values
                 axes.fill_between(steps, *ends, color=looks[label].get("color"), alpha=0.15, linewidth=0)
@@ -99,14 +97,12 @@ def plain_ticks(axis: Axis, of_ten: tuple[float, ...]) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def legend_of(figure: plt.Figure, handles: Iterable = (), **place) -> None:
-    """One legend for the figure, with each label of its panels once, and the handles besides: to the right, if no other
-    place is given."""
+def legend_of(figure: plt.Figure, **place) -> None:
+    """One legend for the figure, with each label of its panels once: to the right, if no other place is given."""
     named = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    named |= {handle.get_label(): handle for handle in handles}
     place = dict(loc="center left", bbox_to_anchor=(1, 0.5)) | place
     figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
 

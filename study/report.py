@@ -15,9 +15,10 @@ from matplotlib.ticker import MaxNLocator
 from configurator import UserError
 from keys import GPTConfig
 from runs.files import one_line, read_json
-from study import claims, curves, rates, sinks, stats
+from study import claims, curves, sinks, stats
 from study.drawing import COLOURS, arm_looks, curve_panels, dress, legend_of, mixer_colours, plain_ticks, write
 from study.page import Table
+from study.plan import rates_of
 from study.rows import is_finite, mixer_of, number, variant_of
 
 VERDICT_COLOURS = {
@@ -81,13 +82,6 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
     return drawn + (accuracy_by_state(rows, folder / "state.png") if rows[0]["metric"] == "accuracy" else [])
 
 
-def figures_of_claims(config, records: list[dict], choices: list[dict], folder: Path) -> list[Path]:
-    """Draws what needs the config besides the rows: its claims, and the runs that chose the learning rates."""
-    run = list(filter(has_run, records))
-    drawn = [claims_figure(run, folder / "claims.png")] if run else []
-    return drawn + rates.windows(config, choices, folder / "windows.png")
-
-
 def metric_curves(rows: list[dict], path: Path) -> Path:
     """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed. Returns the path."""
     is_accuracy = rows[0]["metric"] == "accuracy"
@@ -112,11 +106,10 @@ def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
     sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths. An arm's kind is its name
     without mixer and size: "levels" for "gla levels 16"."""
     curves: dict = {}
-    for row in rows:
-        if "state_bytes" in row:  # old rows have none
-            kind = variant_of(row).rstrip(" 0123456789") or "none"
-            point = row["state_bytes"] / 1024, 100 * number(row["accuracy"])
-            curves.setdefault((kind, mixer_of(row), row["seed"]), []).append(point)
+    for row in (row for row in rows if "state_bytes" in row):
+        kind = variant_of(row).rstrip(" 0123456789") or "none"
+        point = row["state_bytes"] / 1024, 100 * number(row["accuracy"])
+        curves.setdefault((kind, mixer_of(row), row["seed"]), []).append(point)
     panels: dict = {}
     for (kind, mixer, _), curve in curves.items():
         if len(dict(curve)) > 2:
@@ -141,7 +134,58 @@ def curve_of(row: dict) -> list[tuple]:
     return [(step, scale * number(value)) for step, value in row["curve"]] + [(end, math.nan)] * (not row["finite"])
 
 
-# -- What a gate gains -------------------------------------------------------------------------------------------------
+def rates_table(config, choices: list[dict]) -> Table | None:
+    """A line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
+    scale, form = (100, ".1f") if config.metric == "accuracy" else (1, ".4f")
+    chosen, cells = {choice["arm"]: choice for choice in choices}, []
+    for arm, rate in rates_of(config, choices).items():
+        if (choice := chosen.get(arm)) is None:
+            cells.append([arm, f"{rate:g}", "-", "-", "-", f"that of {config.rate_of[arm]}"])
+            continue
+        values, lost = choice["values"][rate], choice["values"][rate].count(-math.inf)
+        margin, error = (scale * choice.get(name, math.nan) for name in ("margin", "error"))
+        remarks = [f"{lost} of {len(values)} runs were lost"] * (lost > 0)
+        if "joint" in choice and choice["joint"][1] != rate:
+            remarks.append(f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}")
+        remarks += ["margin under a standard error"] * (abs(margin) < error) + ["edge"] * choice["is_edge"]
+        mean = "-" if lost else f"{abs(scale * statistics.fmean(values)):{form}}"  # of a loss more is better, too
+        over = "-" if math.isnan(margin) else f"{margin:+{form}} over {choice['other']:g}"
+        error = "-" if math.isnan(error) else f"{error:{form}}"
+        cells.append([arm, f"{rate:g}", mean, over, error, "; ".join(remarks)])
+    by = {"auc": "area under the curve", "last": "at the end"}[config.select_by]
+    title = f"Learning rates, by the mean {by} over the selection seeds, and its margin over the next best one"
+    header = ["arm", "rate", "mean", "margin", "standard error", "remarks"]
+    return Table(title, header, cells) if cells else None
+
+
+def rate_windows(config, choices: list[dict], path: Path) -> list[Path]:
+    """Draws the metric at the end against the learning rate, where an arm has tried three rates: a panel per mixer, a
+    colour per arm, every seed; a cross, and a gap in the line, where a run was lost. Returns the paths."""
+    is_accuracy, panels = config.metric == "accuracy", {}
+    scale, tried = 100 if is_accuracy else 1, set()
+    for choice in choices:
+        known = {rate: rows for rate, rows in sorted(choice["trials"].items()) if None not in rows}
+        for of_seed in zip(*known.values(), strict=True):
+            curve = [(rate, scale * number(row[config.metric])) for rate, row in zip(known, of_seed, strict=True)]
+            arms = panels.setdefault(mixer_of(of_seed[0]), {})
+            arms.setdefault(variant_of(of_seed[0]), []).append(curve)
+        tried |= known.keys()
+    if not any(len(curves[0]) > 2 for arms in panels.values() for curves in arms.values()):
+        return []
+    looks = arm_looks(arm for arms in panels.values() for arm in arms)
+
+    def finish(axes, title):
+        for i, (arm, of_arm) in enumerate(panels[title].items()):
+            lost = [rate for curve in of_arm for rate, end in curve if not is_finite(end)]
+            look = dict(color=looks[arm]["color"], transform=axes.get_xaxis_transform())
+            axes.plot(lost, [0.97 - 0.03 * i] * len(lost), "x", **look)
+        axes.set_xscale("log")
+        axes.set_xticks(sorted(tried), [f"{rate:,.2g}" for rate in sorted(tried)], fontsize=7)  # not formulas
+        axes.minorticks_off()
+
+    what = "accuracy at the end (%)" if is_accuracy else "loss at the end (nats a token)"
+    look: dict = dict(xlabel="peak learning rate", ylabel=what, size=(2.5, 2.6), columns=len(panels), finish=finish)
+    return [curve_panels(panels, looks, path, **look, has_bands=False)]  # of few seeds they would fill the panel
 
 
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
@@ -187,9 +231,6 @@ def plain_arms(rows: list[dict]) -> dict[str, str]:
     return compared
 
 
-# -- Claims ------------------------------------------------------------------------------------------------------------
-
-
 def all_claims(folder: Path) -> list:
     """Draws the claims of each experiment in this folder. Returns the paths and a table of all. Raises UserError."""
     drawn, found = [], []
@@ -197,7 +238,7 @@ def all_claims(folder: Path) -> list:
         with one_line(f"{file}: cannot be drawn"):
             records = [one for one in read_json(file)["claims"] if has_run(one)]
             found += [one | {"name": f"{file.parent.name}: {one['name']}"} for one in records]
-            drawn += [claims_figure(records, file.with_name("claims.png"))] if records else []
+            drawn += claims_figure(records, file.with_name("claims.png"))
     if not drawn:
         raise UserError(f"{folder}: no claim of an experiment has been judged yet, nothing to draw")
     return [*drawn, claims.table(found)]
@@ -207,10 +248,12 @@ def has_run(one: dict) -> bool:
     return one["verdict"] != "not run" and bool(one["seeds"])
 
 
-def claims_figure(records: list[dict], path: Path) -> Path:
+def claims_figure(records: list[dict], path: Path) -> list[Path]:
     """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed. Where
     few seeds leave the exact interval open, a thin line goes up to the edge, and a darker one is Student's interval;
-    what is exploratory has a hollow mark. records: of claims that have run. Returns the path."""
+    what is exploratory has a hollow mark. Returns the path, or none where no claim of the records has run."""
+    if not (records := list(filter(has_run, records))):
+        return []
     panels = {unit: of for unit in claims.UNITS if (of := [one for one in records if one["unit"] == unit])}
     heights = [0.7 + 0.22 * len(of) for of in panels.values()]
     figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
@@ -229,7 +272,7 @@ def claims_figure(records: list[dict], path: Path) -> Path:
             axes.xaxis.set_major_locator(MaxNLocator(7))
         dress(axes)
     legend_of(figure, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
-    return write(figure, path)
+    return [write(figure, path)]
 
 
 def claim_line(axes: plt.Axes, y: float, one: dict, zero: float, seeds: list[float]) -> None:

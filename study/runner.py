@@ -29,7 +29,7 @@ from runs import files
 from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, ROW, write_text
-from study import rates, report
+from study import report
 from study.plan import Plan, name_of, steps_of
 from study.rows import OF_KIND, as_read, missing_scores, read_rows, run_of, scores_of, script_of, text_of
 
@@ -57,7 +57,7 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
         with signals_to(lambda number: sys.exit(128 + number)):
             work(config, out_dir)
         plan = Plan(config, read_rows(out_dir))
-    if (table := rates.table(config, plan.choices)) is not None:
+    if (table := report.rates_table(config, plan.choices)) is not None:
         print(f"\n{table}")
     if lacking := len(plan.compared) - len(plan.shown):
         print(f"{lacking} of {len(plan.compared)} runs have no row yet")

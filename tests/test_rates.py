@@ -8,7 +8,7 @@ from made_rows import BASE, line_of, listed, made_row, write_rows
 
 import experiment
 from configurator import UserError
-from study import rates, report, runner
+from study import report, runner
 from study.plan import Plan, name_of, rates_of
 
 GLAS = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
@@ -92,14 +92,14 @@ def test_a_choice_at_the_edge_widens_the_grid_by_one_once_on_each_side(values, r
     config = choosing(**keys)
     (choice,), n_runs = chosen(config, by_rate(values))
     assert (choice["rate"], choice["is_edge"], n_runs) == (rate, EDGE in doubts, 2 * (3 + n_more))
-    assert rates.table(config, [choice]).cells[0][-1] == "; ".join(doubts)
+    assert report.rates_table(config, [choice]).cells[0][-1] == "; ".join(doubts)
 
 
 def test_one_seed_has_no_standard_error_and_a_loss_is_better_when_lower():
     config = choosing(selection_seeds=[7], metric="val_loss")
     (choice,), _ = chosen(config, by_rate({0.001: 3.0, 0.01: 2.0, 0.1: 2.1}))
     assert choice["rate"] == 0.01 and math.isnan(choice["error"])
-    assert rates.table(config, [choice]).cells == [["none", "0.01", "0.7750", "+0.0250 over 0.1", "-", ""]]
+    assert report.rates_table(config, [choice]).cells == [["none", "0.01", "0.7750", "+0.0250 over 0.1", "-", ""]]
 
 
 def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_another():
@@ -125,7 +125,7 @@ def test_arms_of_a_mixer_share_a_rate_unless_one_is_clearly_better_off_with_anot
     wanted |= {"mamba2": 0.01, "mamba2 gated": 0.01}
     assert {choice["arm"]: choice["rate"] for choice in choices} == wanted
     assert choices[1]["other"] == 0.001 and choices[1]["margin"] == pytest.approx(-0.01)
-    remarks = [cells[-1] for cells in rates.table(config, choices).cells]
+    remarks = [cells[-1] for cells in report.rates_table(config, choices).cells]
     assert remarks[1:3] == ["margin under a standard error", "0.01 is best for all arms of gla"]
 
 
@@ -144,7 +144,7 @@ def test_one_arm_may_choose_the_rate_for_another(helpers):
     choices, _ = chosen(config, lambda run: 0.9 if rate_of(run) == best[run["arm"]] else 0.5)
     assert [choice["arm"] for choice in choices] == list(best)
     assert rates_of(config, choices) == {arm: best.get(arm, 0.01) for arm in arms}
-    assert rates.table(config, choices).cells[-1] == ["matched", "0.01", "-", "-", "-", "that of gated"]
+    assert report.rates_table(config, choices).cells[-1] == ["matched", "0.01", "-", "-", "-", "that of gated"]
     # such an arm may be shorter than the runs that choose its rate; another may not
     about = dict(arms={"long": {"max_iters": 200}, "short": {"max_iters": 50}}, selection_iters=200)
     choosing(rate_of={"short": "long"}, **about)
@@ -156,7 +156,7 @@ def test_runs_of_all_rates_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     tried, arms = [0.001, 0.01, 0.1], {"softmax": {}, **GLAS}
     value = lambda run: ends[run["arm"]][tried.index(rate_of(run))]  # noqa: E731
     config = choosing(arms=arms)
-    assert rates.windows(config, chosen(config, value)[0], tmp_path / "windows.png")
+    assert report.rate_windows(config, chosen(config, value)[0], tmp_path / "windows.png")
     _, gla = drawn["windows.png"].axes
     assert list(line_of(gla, "gated").get_xdata()) == tried
     assert list(line_of(gla, "gated").get_ydata()) == pytest.approx([30, 80, 10])

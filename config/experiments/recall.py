@@ -17,7 +17,7 @@ a factor of 1.1, 0.1398 of 1.15, 0.1823 of 1.2. Claims by mixer are exploratory 
 name = "recall"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 solved_above = 0.9
-mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet"]
+mixers = ["gla", "mamba2", "gated_deltanet"]  # those with a gate of their own
 variants = {
     "none": {},
     "sigmoid": {"gate": "elementwise"},
@@ -26,14 +26,10 @@ variants = {
     "static one": {"gate": "elementwise", "gate_activation": "sigmoid2", "gate_input": "static"},
     "fixed half": {"branch_scale": 0.5},
     "half init": {"out_init_scale": 0.5},
-    "native": {"gate": "native", "mixers": ["gla", "mamba2", "gated_deltanet"]},
-    "silu from one": {
-        "gate": "elementwise",
-        "gate_activation": "silu",
-        "gate_bias": 1.278,
-        "mixers": ["gla", "mamba2", "gated_deltanet"],
-    },
+    "native": {"gate": "native", "mixers": mixers},
+    "silu from one": {"gate": "elementwise", "gate_activation": "silu", "gate_bias": 1.278, "mixers": mixers},
 }
+mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet"]  # all of them
 arms = {"mamba2 silu from one": {"norm_first": False}}  # where its native gate stands
 
 prepare = "mqar"

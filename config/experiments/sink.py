@@ -7,7 +7,6 @@ be silent at the others, which all numbers below are about. 130 runs take 95 min
 
 name = "sink"
 metric = "val_loss"
-seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
 arms = {
     "none": {},
     "elementwise": {"gate": "elementwise"},
@@ -32,14 +31,14 @@ arms = {
     "two layers elementwise": {"n_layer": 2, "gate": "elementwise"},
     "two layers headwise": {"n_layer": 2, "gate": "headwise"},
 }
+seeds = [0, 1, 2, 3, 4]  # of the exploratory arms
 seeds_of = {
-    "elementwise@query": [0, 1, 2, 3, 4], "static": [0, 1, 2, 3, 4], "rms": [0, 1, 2, 3, 4],
-    "non_sparse": [0, 1, 2, 3, 4], "silu": [0, 1, 2, 3, 4], "cosformer": [0, 1, 2, 3, 4],
-    "cosformer gated": [0, 1, 2, 3, 4], "gla": [0, 1, 2, 3, 4], "gla gated": [0, 1, 2, 3, 4],
-    "mamba2": [0, 1, 2, 3, 4], "mamba2 gated": [0, 1, 2, 3, 4], "gated_deltanet": [0, 1, 2, 3, 4],
-    "gated_deltanet gated": [0, 1, 2, 3, 4], "two layers": [0, 1, 2, 3, 4],
-    "two layers elementwise": [0, 1, 2, 3, 4], "two layers headwise": [0, 1, 2, 3, 4],
+    "elementwise@query": seeds, "static": seeds, "rms": seeds, "non_sparse": seeds, "silu": seeds, "cosformer": seeds,
+    "cosformer gated": seeds, "gla": seeds, "gla gated": seeds, "mamba2": seeds, "mamba2 gated": seeds,
+    "gated_deltanet": seeds, "gated_deltanet gated": seeds, "two layers": seeds, "two layers elementwise": seeds,
+    "two layers headwise": seeds,
 }  # fmt: skip
+seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]  # of all others
 
 # all about the queries that are no triggers. A pilot (seed 100) fixed the task and the thresholds before the first run:
 # uniform weights would put 0.065 on <s>, and write 0.0099 of the residual stream of it
