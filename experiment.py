@@ -52,7 +52,6 @@ class ExperimentConfig:
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; the table counts them")
     claim_base: dict = key({}, "keys of every claim, unless it has others in their place")
     claims: dict = key({}, '{claim: {"contrast": "arm - arm", "above": threshold, ...}}: docs/experiments.md, Claims')
-    exploratory: bool = key(False, "true: no claim was declared with the power to be shown; their words say so")
     pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list, with hours where they are known, and do nothing")
@@ -216,9 +215,9 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     records = list(map(claims.record, claims.judge_claims(config, rows, choices)))
-    tables = [report.table(config, rows), sinks.table(rows)]
-    said: list = [claims.table(records), claims.remarks(records)]
-    print("\n" + "\n\n".join(map(str, filter(None, [*tables, *said]))) + "\n")
+    tables: list = list(filter(None, [report.arms_table(config, rows), sinks.table(rows)]))
+    said: list = list(filter(None, [claims.table(records), claims.remarks(records)]))
+    print("\n" + "\n\n".join(map(str, [*tables, *said])) + "\n")
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
         figures = report.figures(rows, out_dir) + report.claims_figure(records, out_dir / "claims.png")

@@ -80,7 +80,7 @@ def draw(folder: Path) -> list:
     if os.path.isfile(folder / "metrics.jsonl") or os.path.isfile(folder / "meters.json"):
         return [page(folder)]
     if os.path.isdir(folder) and any(folder.glob("*/claims.json")):
-        return report.all_claims(folder)
+        return report.draw_claims(folder)
     raise UserError(f"{folder}: has no metrics.jsonl (a run), rows.jsonl (an experiment) or */claims.json (several)")
 
 

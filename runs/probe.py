@@ -1,4 +1,4 @@
-"""Looks inside a model as it runs: hooks that live as long as one call, and a layer's meters, made of what they saw.
+"""Looks inside a model as it runs, by hooks that live as long as one call: a layer's meters, the first bad tensor.
 
 What each meter means is in docs/meters.md; meters.py prints them for a checkpoint, and train.py logs the cheap ones.
 """
@@ -351,13 +351,13 @@ def is_spike(loss: float, earlier: list[float]) -> bool:
     return len(window) >= SPIKE_AT_LEAST and loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(window)
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
+def all_finite(tensor: torch.Tensor) -> bool:
     """Whether every entry is; of a sharded tensor every process has to ask, and all get the same answer."""
     return bool(full_tensor(tensor.isfinite().all()))
 
 
 def bad_weight(model: torch.nn.Module) -> str | None:
-    return next((name for name, p in model.named_parameters() if not is_finite(p)), None)
+    return next((name for name, p in model.named_parameters() if not all_finite(p)), None)
 
 
 def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> str | None:
@@ -380,7 +380,7 @@ def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> 
         loss.backward()
         # the backward pass comes to the last layer first
         gradients = ((name, p.grad) for name, p in reversed(list(model.named_parameters())) if p.grad is not None)
-        bad += [f"gradient of {name}" for name, gradient in gradients if not is_finite(gradient)]
+        bad += [f"gradient of {name}" for name, gradient in gradients if not all_finite(gradient)]
     for hook in hooks:
         hook.remove()
     return next(iter(bad), None)

@@ -40,7 +40,7 @@ def questions(config) -> list[dict]:
     asks, [("above" or "within", sides, smallest p after Holm, size of the family)]."""
     asked, families = [], {}
     for name, rule in config.claims.items():
-        path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", config.exploratory)
+        path, is_exploratory = rule.get("of", [config.metric]), rule.get("exploratory", False)
         about = {"claim": name, "of": path, "rule": rule, "weights": rule["contrast"], "exploratory": is_exploratory}
         about |= {"unit": unit_of(path, rule["contrast"]), "seeds": seeds_of_claim(config, rule["contrast"])}
         about |= {"family": (is_exploratory, rule.get("family") or tuple(path)), "tests": []}

@@ -1,4 +1,4 @@
-"""An experiment's tables and figures, from its rows and claims.json, and from nothing else.
+"""An experiment's tables and figures: of its rows, of the runs that chose its rates, and of its claims.
 
 experiment.py makes them at its end, and again with --run=false; `python plot.py results/NAME` draws the figures that
 need no config, and `python plot.py results` those of claims.
@@ -43,7 +43,7 @@ def show(config, row: dict) -> str:
     return f"accuracy {end:.1%}" if config.metric == "accuracy" else f"loss {end:.4f}"
 
 
-def table(config, rows: list[dict]) -> Table:
+def arms_table(config, rows: list[dict]) -> Table:
     """A line per arm: every seed, the mean with its interval, with solved_above how many seeds solved the task, and how
     soon, and the learning rate, where the rows name it."""
     is_accuracy, solved_above = config.metric == "accuracy", config.solved_above
@@ -66,6 +66,30 @@ def table(config, rows: list[dict]) -> Table:
             line["rate"] = ", ".join("-" if rate is None else f"{float(rate):g}" for rate in tried)
         cells.append(list(line.values()))
     return Table(title, list(line), cells)
+
+
+def rates_table(config, choices: list[dict]) -> Table | None:
+    """A line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
+    scale, form = (100, ".1f") if config.metric == "accuracy" else (1, ".4f")
+    chosen, cells = {choice["arm"]: choice for choice in choices}, []
+    for arm, rate in rates_of(config, choices).items():
+        if (choice := chosen.get(arm)) is None:
+            cells.append([arm, f"{rate:g}", "-", "-", "-", f"that of {config.rate_of[arm]}"])
+            continue
+        values, lost = choice["values"][rate], choice["values"][rate].count(-math.inf)
+        margin, error = (scale * choice.get(name, math.nan) for name in ("margin", "error"))
+        remarks = [f"{lost} of {len(values)} runs were lost"] * (lost > 0)
+        if "joint" in choice and choice["joint"][1] != rate:
+            remarks.append(f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}")
+        remarks += ["margin under a standard error"] * (abs(margin) < error) + ["edge"] * choice["is_edge"]
+        mean = "-" if lost else f"{abs(scale * statistics.fmean(values)):{form}}"  # of a loss more is better, too
+        over = "-" if math.isnan(margin) else f"{margin:+{form}} over {choice['other']:g}"
+        error = "-" if math.isnan(error) else f"{error:{form}}"
+        cells.append([arm, f"{rate:g}", mean, over, error, "; ".join(remarks)])
+    by = {"auc": "area under the curve", "last": "at the end"}[config.select_by]
+    title = f"Learning rates, by the mean {by} over the selection seeds, and its margin over the next best one"
+    header = ["arm", "rate", "mean", "margin", "standard error", "remarks"]
+    return Table(title, header, cells) if cells else None
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
@@ -101,95 +125,14 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     return curve_panels(panels, looks, path, ylabel=label, size=size, finish=finish)
 
 
-def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
-    """Draws the accuracy against the bytes of the state, as in "Zoology" (Arora et al. 2023), where a seed has three
-    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths. An arm's kind is its name
-    without mixer and size: "levels" for "gla levels 16"."""
-    curves: dict = {}
-    for row in (row for row in rows if "state_bytes" in row):
-        kind = variant_of(row).rstrip(" 0123456789") or "none"
-        point = row["state_bytes"] / 1024, 100 * number(row["accuracy"])
-        curves.setdefault((kind, mixer_of(row), row["seed"]), []).append(point)
-    panels: dict = {}
-    for (kind, mixer, _), curve in curves.items():
-        if len(dict(curve)) > 2:
-            panels.setdefault(kind, {}).setdefault(mixer, []).append(sorted(curve))
-    if not panels:
-        return []
-    colours = mixer_colours(map(mixer_of, rows))
-    looks = {name: dict(color=colour, marker=".") for name, colour in colours.items()}
-
-    def finish(axes, title):
-        axes.set_xscale("log", base=4)
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axes.set(ylim=(0, 100))
-
-    labels: dict = dict(ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32")
-    return [curve_panels(panels, looks, path, **labels, columns=3, finish=finish)]
-
-
 def curve_of(row: dict) -> list[tuple]:
     """[(step, the metric)], accuracy in per cent; NaN where it was not finite, and behind the end of such a run."""
     scale, end = 100 if row["metric"] == "accuracy" else 1, row["curve"][-1][0] + 1
     return [(step, scale * number(value)) for step, value in row["curve"]] + [(end, math.nan)] * (not row["finite"])
 
 
-def rates_table(config, choices: list[dict]) -> Table | None:
-    """A line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
-    scale, form = (100, ".1f") if config.metric == "accuracy" else (1, ".4f")
-    chosen, cells = {choice["arm"]: choice for choice in choices}, []
-    for arm, rate in rates_of(config, choices).items():
-        if (choice := chosen.get(arm)) is None:
-            cells.append([arm, f"{rate:g}", "-", "-", "-", f"that of {config.rate_of[arm]}"])
-            continue
-        values, lost = choice["values"][rate], choice["values"][rate].count(-math.inf)
-        margin, error = (scale * choice.get(name, math.nan) for name in ("margin", "error"))
-        remarks = [f"{lost} of {len(values)} runs were lost"] * (lost > 0)
-        if "joint" in choice and choice["joint"][1] != rate:
-            remarks.append(f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}")
-        remarks += ["margin under a standard error"] * (abs(margin) < error) + ["edge"] * choice["is_edge"]
-        mean = "-" if lost else f"{abs(scale * statistics.fmean(values)):{form}}"  # of a loss more is better, too
-        over = "-" if math.isnan(margin) else f"{margin:+{form}} over {choice['other']:g}"
-        error = "-" if math.isnan(error) else f"{error:{form}}"
-        cells.append([arm, f"{rate:g}", mean, over, error, "; ".join(remarks)])
-    by = {"auc": "area under the curve", "last": "at the end"}[config.select_by]
-    title = f"Learning rates, by the mean {by} over the selection seeds, and its margin over the next best one"
-    header = ["arm", "rate", "mean", "margin", "standard error", "remarks"]
-    return Table(title, header, cells) if cells else None
-
-
-def rate_windows(config, choices: list[dict], path: Path) -> list[Path]:
-    """Draws the metric at the end against the learning rate, where an arm has tried three rates: a panel per mixer, a
-    colour per arm, every seed; a cross, and a gap in the line, where a run was lost. Returns the paths."""
-    is_accuracy, panels = config.metric == "accuracy", {}
-    scale, tried = 100 if is_accuracy else 1, set()
-    for choice in choices:
-        known = {rate: rows for rate, rows in sorted(choice["trials"].items()) if None not in rows}
-        for of_seed in zip(*known.values(), strict=True):
-            curve = [(rate, scale * number(row[config.metric])) for rate, row in zip(known, of_seed, strict=True)]
-            arms = panels.setdefault(mixer_of(of_seed[0]), {})
-            arms.setdefault(variant_of(of_seed[0]), []).append(curve)
-        tried |= known.keys()
-    if not any(len(curves[0]) > 2 for arms in panels.values() for curves in arms.values()):
-        return []
-    looks = arm_looks(arm for arms in panels.values() for arm in arms)
-
-    def finish(axes, title):
-        for i, (arm, of_arm) in enumerate(panels[title].items()):
-            lost = [rate for curve in of_arm for rate, end in curve if not is_finite(end)]
-            look = dict(color=looks[arm]["color"], transform=axes.get_xaxis_transform())
-            axes.plot(lost, [0.97 - 0.03 * i] * len(lost), "x", **look)
-        axes.set_xscale("log")
-        axes.set_xticks(sorted(tried), [f"{rate:,.2g}" for rate in sorted(tried)], fontsize=7)  # not formulas
-        axes.minorticks_off()
-
-    what = "accuracy at the end (%)" if is_accuracy else "loss at the end (nats a token)"
-    look: dict = dict(xlabel="peak learning rate", ylabel=what, size=(2.5, 2.6), columns=len(panels), finish=finish)
-    return [curve_panels(panels, looks, path, **look, has_bands=False)]  # of few seeds they would fill the panel
-
-
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
-    """{part: {arm: [[(step, gain in nats), ...] of each seed]}}: the loss of the plain arm minus this one's."""
+    """{part: {arm: [[(step, loss of its plain arm minus its own), ...] of each seed]}}, of the arms that have one."""
     plain, panels, of_run = plain_arms(rows), {}, {}  # of_run: {step: {part: loss}} behind the first evaluation
     for row in rows:
         parts = {one["step"]: one for one in row.get("loss_curve", [])}
@@ -202,17 +145,6 @@ def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
         if curve := [(step, was - now) for step, was, now in pairs if is_finite(was) and is_finite(now)]:
             panels.setdefault(PARTS[part], {}).setdefault(arm, []).append(curve)
     return panels
-
-
-def gain_curves(rows: list[dict], panels: dict[str, dict[str, list]], path: Path) -> Path:
-    """Draws the gains against the step: a panel per part, a colour per arm, every seed. Returns the path."""
-    looks = arm_looks(row["arm"] for row in rows)
-
-    def finish(axes, title):
-        axes.axhline(0, color="0.3", linewidth=1)
-
-    label = "gain: loss without minus loss with (nats a token)"
-    return curve_panels(panels, looks, path, ylabel=label, columns=3, size=(4.2, 3.0), finish=finish)
 
 
 def plain_arms(rows: list[dict]) -> dict[str, str]:
@@ -231,7 +163,76 @@ def plain_arms(rows: list[dict]) -> dict[str, str]:
     return compared
 
 
-def all_claims(folder: Path) -> list:
+def gain_curves(rows: list[dict], panels: dict[str, dict[str, list]], path: Path) -> Path:
+    """Draws the gains against the step: a panel per part, a colour per arm, every seed. Returns the path."""
+    looks = arm_looks(row["arm"] for row in rows)
+
+    def finish(axes, title):
+        axes.axhline(0, color="0.3", linewidth=1)
+
+    label = "gain: loss without minus loss with (nats a token)"
+    return curve_panels(panels, looks, path, ylabel=label, columns=3, size=(4.2, 3.0), finish=finish)
+
+
+def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
+    """Draws the accuracy against the bytes of the state, as in "Zoology" (Arora et al. 2023), where a seed has three
+    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths. An arm's kind is its name
+    without mixer and size: "levels" for "gla levels 16"."""
+    points: dict = {}
+    for row in rows:
+        if "state_bytes" in row:
+            kind = variant_of(row).rstrip(" 0123456789") or "none"
+            point = row["state_bytes"] / 1024, 100 * number(row["accuracy"])
+            points.setdefault((kind, mixer_of(row), row["seed"]), []).append(point)
+    panels: dict = {}
+    for (kind, mixer, _), curve in points.items():
+        if len(dict(curve)) > 2:
+            panels.setdefault(kind, {}).setdefault(mixer, []).append(sorted(curve))
+    if not panels:
+        return []
+    colours = mixer_colours(map(mixer_of, rows))
+    looks = {name: dict(color=colour, marker=".") for name, colour in colours.items()}
+
+    def finish(axes, title):
+        axes.set_xscale("log", base=4)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.set(ylim=(0, 100))
+
+    labels: dict = dict(ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32")
+    return [curve_panels(panels, looks, path, **labels, columns=3, finish=finish)]
+
+
+def rate_windows(config, choices: list[dict], path: Path) -> list[Path]:
+    """Draws the metric at the end against the learning rate, where an arm has tried three rates: a panel per mixer, a
+    colour per arm, every seed; a cross, and a gap in the line, where a run was lost. Returns the paths."""
+    is_accuracy, panels = config.metric == "accuracy", {}
+    scale, tried = 100 if is_accuracy else 1, set()
+    for choice in choices:
+        known = {rate: rows for rate, rows in sorted(choice["trials"].items()) if None not in rows}
+        for of_seed in zip(*known.values(), strict=True):
+            curve = [(rate, scale * number(row[config.metric])) for rate, row in zip(known, of_seed, strict=True)]
+            arms = panels.setdefault(mixer_of(of_seed[0]), {})
+            arms.setdefault(variant_of(of_seed[0]), []).append(curve)
+        tried |= known.keys()
+    if not any(len(of_arm[0]) > 2 for arms in panels.values() for of_arm in arms.values()):
+        return []
+    looks = arm_looks(arm for arms in panels.values() for arm in arms)
+
+    def finish(axes, title):
+        for i, (arm, of_arm) in enumerate(panels[title].items()):
+            lost = [rate for curve in of_arm for rate, end in curve if not is_finite(end)]
+            look = dict(color=looks[arm]["color"], transform=axes.get_xaxis_transform())
+            axes.plot(lost, [0.97 - 0.03 * i] * len(lost), "x", **look)
+        axes.set_xscale("log")
+        axes.set_xticks(sorted(tried), [f"{rate:,.2g}" for rate in sorted(tried)], fontsize=7)  # not formulas
+        axes.minorticks_off()
+
+    what = "accuracy at the end (%)" if is_accuracy else "loss at the end (nats a token)"
+    look: dict = dict(xlabel="peak learning rate", ylabel=what, size=(2.5, 2.6), columns=len(panels), finish=finish)
+    return [curve_panels(panels, looks, path, **look, has_bands=False)]  # of few seeds they would fill the panel
+
+
+def draw_claims(folder: Path) -> list:
     """Draws the claims of each experiment in this folder. Returns the paths and a table of all. Raises UserError."""
     drawn, found = [], []
     for file in sorted(folder.glob("*/claims.json")):
@@ -249,9 +250,9 @@ def has_run(one: dict) -> bool:
 
 
 def claims_figure(records: list[dict], path: Path) -> list[Path]:
-    """The mean of each claim's contrast with its exact interval, a bar at its threshold, and a dot for each seed. Where
-    few seeds leave the exact interval open, a thin line goes up to the edge, and a darker one is Student's interval;
-    what is exploratory has a hollow mark. Returns the path, or none where no claim of the records has run."""
+    """Draws a panel per unit, with the mean of each claim's contrast, its exact interval, a bar at its threshold and a
+    dot for each seed. Where few seeds leave the exact interval open, a thin line goes up to the edge, and a darker one
+    is Student's interval; what is exploratory has a hollow mark. Returns the path, or none where no claim has run."""
     if not (records := list(filter(has_run, records))):
         return []
     panels = {unit: of for unit in claims.UNITS if (of := [one for one in records if one["unit"] == unit])}

@@ -1,4 +1,4 @@
-"""The claims of an experiment: how they are judged, what limits them, their lines and figures; Spearman's correlation.
+"""The claims of an experiment: how they are judged, what limits them, their lines and figures.
 
 Rows are made by hand. The tests and intervals are in test_stats.py; test_rows.py judges the claims of results/.
 """
@@ -72,7 +72,7 @@ def test_a_claim_that_its_seeds_cannot_support_is_refused_unless_it_is_explorato
         (6, {"a": claim, "b": claim | {"in": 3}}), (2, {"a": claim | {"exploratory": True}}),
     ]:  # fmt: skip
         config_of(asked, count)
-    listed(seeds=[0], claims={"a": claim}, exploratory=True)
+    listed(seeds=[0], claims={"a": claim}, claim_base={"exploratory": True})
 
 
 def test_a_dry_run_says_what_each_claim_can_show():
@@ -91,10 +91,11 @@ def test_a_dry_run_says_what_each_claim_can_show():
     assert claims.reach_table(config, rows).cells[0][4:] == seen
     others = [row | {"config": row["config"] | {"max_iters": 9}} for row in rows]  # of what the config was before
     assert "0.2, assumed" in experiment.estimate(config, others)
-    asked = {"equal": {"contrast": GAIN, "within": 0.1}}
-    (few,) = claims.judge_claims(config_of(asked, 3, exploratory=True), [row for row in rows if row["seed"] < 3])
+    asked = {"equal": {"contrast": GAIN, "within": 0.1, "exploratory": True}}
+    (few,) = claims.judge_claims(config_of(asked, 3), [row for row in rows if row["seed"] < 3])
     assert cells_of(few)[5] == "-"
-    (line,) = claims.reach_table(config_of({"it helps": claim}, 3, exploratory=True, pair_spread=0.2), []).cells
+    look = {"it helps": claim | {"exploratory": True}}
+    (line,) = claims.reach_table(config_of(look, 3, pair_spread=0.2), []).cells
     assert line == ["it helps (exploratory)", "3", "0.25", "1", "nothing: too few seeds", "points", "-"]
 
 

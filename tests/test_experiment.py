@@ -171,7 +171,7 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(
 
 def test_a_run_of_two_processes_has_the_row_of_one(monkeypatch, tmp_path, base, helpers):
     monkeypatch.setattr(runner, "start_process", START_PROCESS)  # processes of their own, as outside of the tests
-    keys = dict(arms={"none": {}}, base=base | {"gradient_accumulation_steps": 2}, data=DATA, jobs=1, exploratory=True)
+    keys = dict(arms={"none": {}}, base=base | {"gradient_accumulation_steps": 2}, data=DATA, jobs=1)
     experiment.main(helpers.words(out_dir=tmp_path / "two", processes_per_run=2, **keys))
     (row,) = read_rows(tmp_path / "two")
     data = tmp_path / "two" / "data" / "seed0"

@@ -41,9 +41,9 @@ def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     capsys.readouterr()
     show(config, tmp_path)
     first = capsys.readouterr().out
-    shown = [report.table(config, rows), said]
+    shown = [report.arms_table(config, rows), said]
     assert "\n\n".join(map(str, shown)) in first and (tmp_path / "claims.png").is_file()
-    assert str(report.table(config, rows)) in html.unescape((tmp_path / "report.html").read_text())
+    assert str(report.arms_table(config, rows)) in html.unescape((tmp_path / "report.html").read_text())
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
     low, high = stats.interval([0.8 + seed / 1000 for seed in range(8)])
     assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "8/8", "100"]
@@ -71,7 +71,7 @@ def test_every_committed_experiment_fixes_its_dtype_and_its_claims_are_those_of_
 
 def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
     asked = {"it helps": {"contrast": "gated", "above": 0.5}}
-    config = listed(claims=asked, exploratory=True)
+    config = listed(claims=asked, claim_base={"exploratory": True})
     first, other, *_ = rows_of(config, lambda run: 0.4)
     other["config"]["dtype"] = "bfloat16"
     write_rows(tmp_path, [first, other])

@@ -5,7 +5,7 @@ Elsewhere "cos-log-linear" reached 91.3% of MQAR where cosFormer reached 25.9%, 
 128 tokens with 8 pairs, no convolution; `levels=merged` is that partition). At odd positions level 1 is the token
 before, where MQAR's key stands: the gain may be that shift alone. So: cosFormer plain, with log-linear states by Guo et
 al. and by that partition, each without and with a convolution of 4, without and with a sigmoid gate. Keys stand at even
-positions. Two layers x 64, rows of 64 tokens with 8 pairs, 80 ids.
+positions, so that this shift is there. Two layers x 64, rows of 64 tokens with 8 pairs, 80 ids.
 
 Without a convolution the accuracy at the end is compared (a guess among the values, 12.5%, is chance, and no pilot
 rose above it); with one, where all arms are near 99%, the logarithm of the steps to 90%.
