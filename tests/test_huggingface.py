@@ -246,6 +246,15 @@ def compare_changes(about, changes=()):
     assert seen >= 6
 
 
+@pytest.mark.parametrize("family", [name for name in families.CLASSES if name in hf.CONFIG_MAPPING])
+def test_a_number_that_config_json_leaves_out_is_their_default(family):
+    theirs = hf.AutoConfig.for_model(family).to_dict()
+    theirs |= theirs.get("rope_parameters", {})
+    ours = {field: x for field, x in families.FAMILIES[family].defaults.items() if isinstance(x, int | float)}
+    ours = {field: x for field, x in ours.items() if theirs.get(field) is not None}
+    assert ours == {field: theirs[field] for field in ours} and ours
+
+
 # -- The other way -----------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ import model as model_file
 from configurator import UserError
 from gate import GATE_ACTIVATIONS, parse_gate
 from mixer import DENOMINATOR_MIN
-from model import GLA, GPT, MIXERS, GPTConfig
+from model import GLA, GPT, MIXERS, MLPS, GPTConfig
 from runs.probe import weights_of
 
 T, C, H, D = 40, 32, 4, 8
@@ -276,6 +276,19 @@ def test_parameters_start_as_promised_and_layers_with_weights_of_their_own(name)
         assert (start[mixer + "block_gates.bias"] == 4).all() and abs(start[mixer + "skew"].std() - 0.02) < 0.001
     assert all((p == 1).all() for key, p in start.items() if "norm" in key)
     assert not torch.equal(start["blocks.0.mlp.up.weight"], start["blocks.1.mlp.up.weight"])
+
+
+def test_a_parameter_without_a_rule_for_its_start_is_refused_and_a_module_may_have_a_rule(monkeypatch, helpers):
+    class Scaled(MLPS["gelu"]):
+        def __init__(self, config, hidden):
+            super().__init__(config, hidden)
+            self.scale = torch.nn.Parameter(torch.full((config.n_embd,), 2.0))
+
+    monkeypatch.setitem(MLPS, "scaled", Scaled)
+    message = helpers.error_of(GPT, make_config(mlp="scaled"))
+    assert message == "blocks.0.mlp.scale: no rule for its start; give Scaled an init_parameter"
+    Scaled.init_parameter = lambda self, name, start, generator: start.mul_(3.0 if name == "scale" else 0.0)
+    assert (GPT(make_config(mlp="scaled")).blocks[0].mlp.scale == 6.0).all()
 
 
 def test_pytorchs_initialisation_is_that_of_its_modules():
