@@ -237,8 +237,8 @@ def draw_claims(folder: Path) -> list:
     drawn, found = [], []
     for file in sorted(folder.glob("*/claims.json")):
         with one_line(f"{file}: cannot be drawn"):
-            records = [one for one in read_json(file)["claims"] if has_run(one)]
-            found += [one | {"name": f"{file.parent.name}: {one['name']}"} for one in records]
+            records = read_json(file)["claims"]
+            found += [one | {"name": f"{file.parent.name}: {one['name']}"} for one in filter(has_run, records)]
             drawn += claims_figure(records, file.with_name("claims.png"))
     if not drawn:
         raise UserError(f"{folder}: no claim of an experiment has been judged yet, nothing to draw")

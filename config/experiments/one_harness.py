@@ -4,7 +4,7 @@ Which mixers does a gate help, and by how much? Five mixers with the same convol
 4 layers x 128, 256 tokens, 6,000 steps of 2,048 bytes. All have a convolution of 4 on q, k and v, and no published
 gate. The two arms of a mixer share a rate, chosen at 1,500 steps, unless another is better for one by more than a
 standard error. Products are in bfloat16, 1.6 to 1.9 times as fast as horizon.py's float32. 132 runs, 72 of them to
-choose rates, take about 27 core-hours. A gain is a loss without the sigmoid gate minus a loss with it. Mamba-2's gate
+choose rates, take about 30 core-hours. A gain is a loss without the sigmoid gate minus a loss with it. Mamba-2's gate
 has 131,072 parameters, every other one 65,536: its readout is twice as wide.
 
 The proposal predicts perplexities a token at 125M; these are nats a byte at 0.9M, which is not its measure. A gain of g
