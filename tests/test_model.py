@@ -96,17 +96,11 @@ def test_activations_are_their_formulas_and_the_positive_ones_are_positive():
     y, g, slope = 1.7, torch.linspace(-4, 4, 33, dtype=torch.float64), torch.tensor([0.3]).double()
     sigmoid = 1 / (1 + torch.exp(-g))
     expected = {
-        "sigmoid": y * sigmoid,
-        "sigmoid2": y * 2 * sigmoid,
-        "non_sparse": y * (1 + sigmoid) / 2,
-        "silu": y * g * sigmoid,
-        "gelu": y * g * (1 + torch.erf(g / math.sqrt(2))) / 2,
-        "tanh": y * torch.tanh(g),
-        "identity": y * g,
-        "learned": y * g / (1 + torch.exp(-slope * g)),
-        "add_silu": y + g * sigmoid,
-        "add_identity": y + g,
-    }
+        "sigmoid": y * sigmoid, "sigmoid2": y * 2 * sigmoid, "non_sparse": y * (1 + sigmoid) / 2,
+        "silu": y * g * sigmoid, "gelu": y * g * (1 + torch.erf(g / math.sqrt(2))) / 2, "tanh": y * torch.tanh(g),
+        "identity": y * g, "learned": y * g / (1 + torch.exp(-slope * g)),
+        "add_silu": y + g * sigmoid, "add_identity": y + g,
+    }  # fmt: skip
     assert expected.keys() == GATE_ACTIVATIONS.keys()
     for name, formula in expected.items():
         torch.testing.assert_close(GATE_ACTIVATIONS[name](y, g, slope), formula, **CLOSE)

@@ -78,103 +78,136 @@ def test_every_committed_config_is_valid_and_has_its_line(file):
     assert f"| `{file.relative_to('config').as_posix()}` |" in CONFIGS
 
 
-# what pages say in words of their own: {(experiment, the pages): {how its claim begins: as it is written}}
+PAGE = (ROOT / "results" / "README.md").read_text()
+BOTH_PAGES = PAGE + (ROOT / "results" / "EARLIER.md").read_text()
+
+# what the pages of results say in words of their own: {experiment: {how its claim begins: as it is written}}
 HEADLINES = {
-    ("late_gate", "results/EARLIER.md docs/gates.md"): {
+    "late_gate": {
         "a gate from the start lowers": "0.054", "a gate added late lowers": "0.022",
+        "a gate added late stays above": "0.031", "ten times the rate": "0.014",
     },
-    ("late_gate", "results/EARLIER.md"): {"a gate added late stays above": "0.031", "ten times the rate": "0.014"},
-    ("horizon", "results/README.md"): {
+    "horizon": {
         "after 6,000 steps": "-0.049", "... the wide gate does": "-0.033", "... the headwise gate does": "-0.051",
         "a start at one changes": "0.016", "the sigmoid gate gains less in 6,000": "0.062",
         "the sigmoid gate gains less far": "0.074", "it gains less behind": "0.053",
     },
-    ("text", "README.md results/EARLIER.md"): {
-        "the gate lowers the loss, pooled": "0.032", "it lowers softmax's": "0.018", "it lowers gla's": "0.089",
-        "it lowers mamba2's": "0.024", "it lowers gated_deltanet's": "0.029", "with matched parameters": "0.033",
-        "the native gate is lower": "0.023",
+    "text": {
+        "the gate lowers the loss, pooled": "0.032", "it lowers softmax's": "0.018", "it lowers cosformer's": "-0.001",
+        "it lowers gla's": "0.089", "it lowers mamba2's": "0.024", "it lowers gated_deltanet's": "0.029",
+        "with matched parameters": "0.033", "matched parameters keep": "0.019", "more in linear mixers": "0.017",
+        "the native gate is lower": "0.023", "the wide gate is lower": "0.008",
     },
-    ("text", "results/EARLIER.md"): {
-        "it lowers cosformer's": "-0.001", "more in linear mixers": "0.017", "matched parameters keep": "0.019",
-        "the wide gate is lower": "0.008",
+    "rivals_on_text": {"a token's sink logit lowers the loss": "-0.009", "the sigmoid gate does": "0.003"},
+    "sink": {"headwise halves the effective": "0.055", "instrument": "82%"},
+    "recall": {
+        "the sigmoid gate changes": "1.15", "a SiLU gate from one": "2.18", "a sigmoid gate is a fixed half": "0.99",
+        "input-dependence changes the steps": "1.00", "the native gate changes": "2.45",
     },
-    ("rivals_on_text", "results/README.md"): {
-        "a token's sink logit lowers the loss": "-0.009", "the sigmoid gate does": "0.003",
-    },
-    ("sink", "results/README.md"): {"headwise halves the effective": "0.055"},
-    ("sink", "README.md results/README.md"): {"instrument": "82%"},
-    ("recall", "README.md results/README.md"): {"the sigmoid gate changes": "1.15", "a SiLU gate from one": "2.18"},
-    ("recall", "results/README.md"): {
-        "a sigmoid gate is a fixed half": "0.99", "input-dependence changes the steps": "1.00",
-        "a gate from one changes": "0.99", "the native gate changes": "2.45",
-    },
-    ("log_linear", "results/README.md"): {
+    "log_linear": {
         "the gate changes the steps of Guo's": "1.17", "the gate changes the steps of merged": "1.24",
-        "behind a convolution log-linear": "1.01",
+        "behind a convolution log-linear": "1.01", "log-linear states (Guo)": "0.7", "merged ones do": "0.8",
     },
-    ("parity", "results/README.md"): {"beta to 2 changes": "29.6"},
-    ("s3", "results/README.md"): {"beta to 2 changes": "30.6", "the gate changes what beta": "27.4"},
+    "parity": {"beta to 2 changes": "29.6"},
+    "s3": {"beta to 2 changes": "30.6", "the gate changes what beta": "27.4"},
 }  # fmt: skip
 
 
-def test_the_page_says_of_horizon_what_its_rows_hold():
-    runs, page = {}, (ROOT / "results" / "README.md").read_text()
-    for line in (ROOT / "results" / "horizon" / "rows.jsonl").read_text().splitlines():
-        if "purpose" not in (row := json.loads(line)):
+def by_arm(experiment):
+    """{arm: {seed: row}}, without those that chose a rate."""
+    runs = {}
+    for row in read_jsonl(ROOT / "results" / experiment / "rows.jsonl"):
+        if "purpose" not in row:
             runs.setdefault(row["arm"], {})[row["seed"]] = row
+    return runs
+
+
+def claims_of(experiment):
+    return json.loads((ROOT / "results" / experiment / "claims.json").read_text())["claims"]
+
+
+@pytest.mark.parametrize("experiment", HEADLINES)
+def test_the_numbers_of_the_pages_are_those_of_the_claims(experiment):
+    found = claims_of(experiment)
+    for begin, shown in HEADLINES[experiment].items():
+        estimate = next(claim["estimate"] for claim in found if claim["name"].startswith(begin))
+        digits = len(shown.rstrip("%").partition(".")[2])
+        assert f"{estimate:.{digits}f}" == shown.rstrip("%") and shown in BOTH_PAGES, begin
+
+
+def test_the_front_page_and_the_page_of_gates_give_no_number_that_results_lacks():
+    front = (ROOT / "README.md").read_text().partition("## The result")[2].partition("\n## ")[0]
+    assert [number for number in re.findall(r"\d\.\d{2,}", front + GATES) if number not in BOTH_PAGES] == []
+
+
+def test_every_interval_of_the_page_is_that_of_a_claim_or_spans_the_seeds_of_an_arm():
+    known = []
+    for runs in (*by_arm("sink").values(), *by_arm("sink_rivals").values()):
+        for what, unit in (("share", 100), ("effective", 1)):
+            values = [unit * run["meters"]["kinds"]["other"][what] for run in runs.values()]
+            known.append((fmean(values), min(values), max(values)))
+    for claim in (claim for file in (ROOT / "results").glob("*/claims.json") for claim in claims_of(file.parent.name)):
+        low, high = (claim[end] if claim[end] is not None else claim[f"student_{end}"] for end in ("low", "high"))
+        if low is not None:  # a gain is a loss the other way round
+            known += [(claim["estimate"], low, high), (-claim["estimate"], -high, -low)]
+    n = r"(-?\d+(?:\.\d+)?)"
+    shown = re.findall(rf"{n}[\w ]* \((?:bound {n}|(?:one-sided bounds )?{n}(?: to|,) {n})", PAGE)
+    assert len(shown) > 40
+    for numbers in ([number for number in found if number] for found in shown):
+        digits = [len(number.partition(".")[2]) for number in numbers]
+        assert any(numbers == [f"{x:.{d}f}" for x, d in zip(values, digits, strict=False)] for values in known), numbers
+
+
+def test_the_page_says_of_horizon_what_its_rows_hold():
+    runs = by_arm("horizon")
     pairs = [("none 1,500", "sigmoid 1,500"), ("none", "sigmoid"), ("none", "wide"), ("none", "headwise")]
-    for part in ("near", "far", "repeated", "elsewhere"):  # the table of gains
-        gains = [
-            fmean(run["loss"][part] - runs[arm][seed]["loss"][part] for seed, run in runs[without].items())
-            for without, arm in pairs
-        ]
-        assert f"| {' | '.join(f'{gain:.3f}' for gain in gains)} |\n" in page
+    for part in ("val_loss", "near", "far", "repeated", "elsewhere"):  # the table of gains
+        parts = {arm: {seed: (row | row["loss"])[part] for seed, row in runs[arm].items()} for arm in runs}
+        gains = [fmean(loss - parts[arm][seed] for seed, loss in parts[none].items()) for none, arm in pairs]
+        assert f"| {' | '.join(f'{gain:.3f}' for gain in gains)} |\n" in PAGE
     best = {arm: {seed: max(map(max, run["meters"]["induction"])) for seed, run in runs[arm].items()} for arm in runs}
     learned = [seed for seed, score in best["none"].items() if score > 0.05]
     behind = {seed: run["val_loss"] - runs["none"][seed]["val_loss"] for seed, run in runs["sigmoid"].items()}
     least, most = min(behind[seed] for seed in learned), max(behind[seed] for seed in learned)
     assert 0.05 < max(max(best[arm].values()) for arm in ("wide", "headwise")) < 0.06
-    assert len(learned) == 6 and max(best["sigmoid"].values()) < 0.01 and f"{least:.3f} to {most:.3f} behind" in page
+    assert len(learned) == 6 and max(best["sigmoid"].values()) < 0.01 and f"{least:.3f} to {most:.3f} behind" in PAGE
     pruned = [run["scores"]["pruned"]["loss"] - run["val_loss"] for run in runs["sigmoid"].values()]
-    assert f"{min(pruned):.3f} to {max(pruned):.3f} higher" in page
+    assert f"{min(pruned):.3f} to {max(pruned):.3f} higher" in PAGE
 
 
 def test_the_page_says_of_the_rivals_what_their_rows_hold():
-    runs, tried, page = {}, {}, (ROOT / "results" / "README.md").read_text()
+    runs, tried = by_arm("rivals_on_text"), {}
     for row in read_jsonl(ROOT / "results" / "rivals_on_text" / "rows.jsonl"):
         if "purpose" in row:
             tried.setdefault((row["arm"], row["config"]["learning_rate"]), []).append(row["val_loss"])
-        else:
-            runs.setdefault(row["arm"], {})[row["seed"]] = row
     arms = [runs[arm] for arm in ("sigmoid", "sink token", "headwise", "sink head", "softpick", "FoX")]
     for of in (lambda row: row["val_loss"], lambda row: row["loss"]["far"]):
         gains = [fmean(of(runs["none"][seed]) - of(row) for seed, row in arm.items()) for arm in arms]
-        assert f"| {' | '.join(f'{gain:.3f}' for gain in gains)} |\n" in page
+        assert f"| {' | '.join(f'{gain:.3f}' for gain in gains)} |\n" in PAGE
     speeds = [f"{fmean(row['step_ms'] for row in arm.values()):.0f}" for arm in arms]
-    assert f"| {' | '.join(speeds)} |\n" in page
+    assert f"| {' | '.join(speeds)} |\n" in PAGE
     for arm in ("none", "sigmoid", "sink token"):
         lost = [fmean(tried[arm, rate]) - fmean(tried[arm, 3e-3]) for rate in (6e-3, 1.2e-2)]
-        assert "{:.3f} and {:.3f}".format(*lost) in page
+        assert "{:.3f} and {:.3f}".format(*lost) in PAGE
 
 
 def test_the_page_says_of_states_what_their_rows_hold():
-    runs, page = {}, (ROOT / "results" / "README.md").read_text()
-    for task in ("parity", "s3"):
-        for row in read_jsonl(ROOT / "results" / task / "rows.jsonl"):
-            if "purpose" not in row:
-                runs.setdefault((task, row["arm"]), []).append(100 * row["scores"]["whole"]["slices"]["64"])
-    for arm in ("softmax", "mamba2", "gated_deltanet", "gated_deltanet to 2", "deltaproduct", "monarch"):
-        of_arm = [runs[task, name] for task in ("parity", "s3") for name in (arm, f"{arm} sigmoid")]
-        solved = [sum(seed > 95 for seed in seeds) for seeds in of_arm]
-        cells = [f"{fmean(seeds):.0f}" + f" ({n})" * (n > 0) for seeds, n in zip(of_arm, solved, strict=True)]
-        assert f"| {' | '.join(cells)} |\n" in page
+    runs = [by_arm(task) for task in ("parity", "s3")]
+    for name in ("softmax", "mamba2", "gated_deltanet", "gated_deltanet to 2", "deltaproduct", "monarch"):
+        cells = []
+        for seeds in (of_task[arm].values() for of_task in runs for arm in (name, f"{name} sigmoid")):
+            found = [100 * row["scores"]["whole"]["slices"]["64"] for row in seeds]
+            solved = sum(accuracy > 95 for accuracy in found)
+            cells.append(f"{fmean(found):.0f}" + f" ({solved})" * (solved > 0))
+        assert f"| {' | '.join(cells)} |\n" in PAGE
 
 
-@pytest.mark.parametrize("experiment, pages", HEADLINES)
-def test_the_numbers_of_the_pages_are_those_of_the_rows(experiment, pages):
-    found = json.loads((ROOT / "results" / experiment / "claims.json").read_text())["claims"]
-    for claim, shown in HEADLINES[experiment, pages].items():
-        (estimate,) = [each["estimate"] for each in found if each["name"].startswith(claim)]
-        digits = len(shown.rstrip("%").partition(".")[2])
-        assert f"{estimate:.{digits}f}" == shown.rstrip("%"), claim
-        assert [page for page in pages.split() if shown not in (ROOT / page).read_text()] == [], claim
+def test_the_page_says_of_state_sizes_what_their_rows_hold():
+    found = {arm.removesuffix(" 8"): 100 * runs[0]["accuracy"] for arm, runs in by_arm("state_size").items()}
+    plain = "DeltaNet recalls {deltanet:.0f}%, GLA {gla:.0f}, KDA {kda:.0f}, Gated DeltaNet {gated_deltanet:.0f};"
+    assert plain.format(**found) in PAGE
+    for what, least in (("levels", "Mamba-2"), ("sigmoid", "KDA")):
+        gains = {name: found[f"{name} {what}"] - found[name] for name in MIXERS if f"{name} {what}" in found}
+        if what == "sigmoid":
+            assert f"Mamba-2 by {gains.pop('mamba2'):.0f}." in PAGE
+        assert f"by {min(gains.values()):.0f} ({least}) to +{max(gains.values()):.0f} points" in PAGE
