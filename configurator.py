@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from runs.files import is_of_memory, parse_json, read_regular, refuse_twice
+from runs.files import is_of_memory, one_line, parse_json, read_regular, refuse_twice
 from runs.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
 
 FIRST_TELLS = 60.0  # seconds in which torchrun's first process on a machine tells a mistake that all have
@@ -294,7 +294,8 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
         line, words = getattr(error, "lineno", line), getattr(error, "msg", str(error)) or "nested too deep"
         raise UserError(f"{path} line {line}: {words}") from None
     if "include" in values:
-        base = read_config_file(file.parent / str(values.pop("include")), merge)
+        with one_line(f"{path}: its include leads back to it", RecursionError):
+            base = read_config_file(file.parent / str(values.pop("include")), merge)
         values = _merged(base, values, merge)
     return values
 

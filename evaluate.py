@@ -182,17 +182,9 @@ def evaluation_rows(config, dataset: Dataset) -> int:
 
 
 def evaluate(
-    model: GPT,
-    dataset: Dataset,
-    split: str,
-    *,
-    batch_size: int,
-    block_size: int,
-    dtype: str = "float32",
-    tokens: int | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-) -> dict:
+    model: GPT, dataset: Dataset, split: str, *, batch_size: int, block_size: int, dtype: str = "float32",
+    tokens: int | None = None, rank: int = 0, world_size: int = 1,
+) -> dict:  # fmt: skip
     """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same.
 
     dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches), of which
@@ -282,6 +274,10 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
                 if not config.lengths or isinstance(limit, memory.NotEnoughMemory):
                     raise
                 results.append({"block_size": block_size, "limit": str(limit)})
+        for result in results:
+            check_loss(result.get("loss", 0.0), config.checkpoint)
+        if all("limit" in result for result in results):
+            raise UserError(results[0]["limit"])
     if processes.is_main:
         line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
         if config.out:
@@ -307,7 +303,6 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
     sums = processes.on_all(functools.partial(score, model, batches, block_size=block_size))
     sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
     result = about | summarize(sums, dataset, split)
-    check_loss(result["loss"], config.checkpoint)
     if config.lengths:
         (rows,) = (both.sum(0) for both in sums.values())  # (block_size, 3)
         width = max(1, block_size // POSITION_BINS)

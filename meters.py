@@ -125,25 +125,15 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
             after = scores()
         pruning.append({"threshold": threshold, "zeroed": probe.numbers(counts[0] / counts[1])} | after)
     return {
-        "checkpoint": str(path),
-        "step": checkpoint.get("iter_num"),
+        "checkpoint": str(path), "step": checkpoint.get("iter_num"),
         **{name: getattr(model.config, name) for name in ("attention", "gate", "gate_activation")},
-        "dataset": dataset.name,
-        "folder": str(dataset.folder),
-        "split": config.split,
-        "slice": name,
-        "dtype": dtype,
-        "rows": len(inputs),
-        "tokens": inputs.shape[1],
-        "sink_baseline": probe.baseline(inputs.shape[1]),
-        "layers": layers,
-        "losses": probe.losses_by_kind(model, inputs, targets, masks, dtype),
+        "dataset": dataset.name, "folder": str(dataset.folder), "split": config.split, "slice": name, "dtype": dtype,
+        "rows": len(inputs), "tokens": inputs.shape[1], "sink_baseline": probe.baseline(inputs.shape[1]),
+        "layers": layers, "losses": probe.losses_by_kind(model, inputs, targets, masks, dtype),
         "maps": attention_maps(model, inputs, layers, masks, config.maps, dtype),
-        **whole,
-        "labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches),
-        "pruning": pruning,
-        "quantised": in_8_bits,
-    }
+        **whole, "labels": sum(int((targets != IGNORE).sum()) for _, targets, _ in batches),
+        "pruning": pruning, "quantised": in_8_bits,
+    }  # fmt: skip
 
 
 def attention_maps(model: GPT, inputs: torch.Tensor, layers: list, masks: dict, wanted: list, dtype: str) -> list:

@@ -135,6 +135,13 @@ class OutDir:
                     self.kept.append(row)
                 elif row["step"] == first_step and row["event"] == "end":
                     self.ended = row
+        if self.config.logger == "tensorboard":
+            with files.one_line("logger='tensorboard': pip install tensorboard", ImportError):
+                from torch.utils.tensorboard import SummaryWriter
+            # hides what was logged of first_step and later, which is undone, but for the rows that are kept
+            self.board = SummaryWriter(self.path / "tensorboard", purge_step=first_step)
+            for row in (row for row in self.kept if row["step"] >= first_step):
+                add_row(self.board, row)
         for name in () if self.resumed else ("ckpt.pt", "best.pt", "meters.json", "page.png", "page.html", "maps.png"):
             (self.path / name).unlink(missing_ok=True)  # it would be taken for this run's
         self._remove_shards()
@@ -146,13 +153,6 @@ class OutDir:
             shutil.copyfile(ROOT / name, self.path / "code" / name)
         write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
         self.metrics = open(self.rows, "a", encoding="utf-8")
-        if self.config.logger == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter
-
-            # hides what was logged of first_step and later, which is undone, but for the rows that are kept
-            self.board = SummaryWriter(self.path / "tensorboard", purge_step=first_step)
-            for row in (row for row in self.kept if row["step"] >= first_step):
-                add_row(self.board, row)
 
     def _save(self, state, is_best):
         os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first

@@ -28,6 +28,7 @@ INDUCTION_ROWS = 4
 BY_QUERY = ("share", "to_sink", "token_0_before", "token_0_after", "effective", "effective_uniform")
 WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
+TRAINING_LENGTH = 2048  # of each row, at most: the weights of more would take GBs
 SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
 
 
@@ -247,11 +248,14 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
     def measure(block, seen):
         if block.mixer.explicit_weights is None:
             return [None] * block.mixer.n_head
-        weights = weights_of(block.mixer, seen["x"]).abs()  # (4, H, 2 half, 2 half)
-        share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
-        return numbers(share.diagonal(1 - half, 2, 3)[..., 1:].mean((0, 2)))  # queries half, half + 1, ...
+        shares = []
+        for x in seen["x"].split(1):  # the weights of one row at a time
+            weights = weights_of(block.mixer, x).abs()  # (1, H, 2 half, 2 half)
+            share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+            shares.append(share.diagonal(1 - half, 2, 3)[..., 1:])  # queries half, half + 1, ...
+        return numbers(torch.cat(shares).mean((0, 2)))
 
-    return probe(model, rows, measure, dtype)
+    return probe(model, rows, measure, dtype) if half else [[None] * block.mixer.n_head for block in model.blocks]
 
 
 def layer_meters(model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str) -> list[dict]:
@@ -291,7 +295,7 @@ def losses_by_kind(model: GPT, inputs: torch.Tensor, targets: torch.Tensor, mask
 def training_meters(model: GPT, dataset: Dataset, block_size: int, dtype: str) -> dict:
     """The `summary` of one forward pass on the first rows of the validation split, for a line of metrics.jsonl."""
     rows, device = max(4, TRAINING_TOKENS // dataset.longest("val", block_size)), model.wte.weight.device
-    inputs, targets = (x.to(device) for x in first_rows(dataset, "val", rows, block_size)[:2])
+    inputs, targets = (x[:, :TRAINING_LENGTH].to(device) for x in first_rows(dataset, "val", rows, block_size)[:2])
     masks = query_masks(inputs, dataset.kinds)
     layers = layer_meters(model, inputs, masks, dtype)
     meters = summary(layers, inputs.shape[1])

@@ -39,7 +39,11 @@ def where_to_start(given: dict) -> tuple:
     init_from = given.get("init_from", TrainConfig.init_from)
     file = Path(given.get("out_dir", TrainConfig.out_dir)) / "ckpt.pt"
     if init_from == "auto" and file.with_name("lock").is_file():
-        files.lock(file.parent, LOCK_WAIT).close()  # the job before this one may still be writing it
+        try:
+            files.lock(file.parent).close()  # the job before this one may still be writing it
+        except files.InUse as error:
+            print(f"waits up to {LOCK_WAIT:g} s: {error}", flush=True)
+            files.lock(file.parent, LOCK_WAIT).close()
     if init_from == "resume" or file.is_file() and init_from == "auto":
         config, *rest = go_on(given, file)
     elif init_from not in ("scratch", "auto"):

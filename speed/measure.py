@@ -12,6 +12,8 @@ import resource
 import statistics
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from scipy.stats import quantile_test
 
 import configurator
 from model import GPT, GPTConfig
+from runs.files import one_line
 from runs.hardware import autocast, seconds_of
 from speed.config import BenchConfig
 from train import TrainConfig, make_optimizers
@@ -71,9 +74,13 @@ def random_batch(config: BenchConfig, vocab_size: int, B: int, T: int) -> tuple[
 
 
 def in_new_processes(function: Callable, tasks: list[tuple], at_once: int = 1) -> list:
-    """[function(*task), ...], each in a process of its own, so many at once."""
-    with multiprocessing.get_context("spawn").Pool(at_once, maxtasksperchild=1) as pool:
-        return pool.starmap(function, tasks, chunksize=1)
+    """[function(*task), ...], each in a process of its own, so many at once. UserError if one is killed."""
+    new = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(at_once, new, max_tasks_per_child=1) as pool,
+        one_line("a process that measures was killed, perhaps for its memory", BrokenProcessPool),
+    ):
+        return list(pool.map(function, *zip(*tasks, strict=True)))
 
 
 def peak_mb(config: BenchConfig, name: str, batch: tuple, keys: dict) -> float:

@@ -40,18 +40,10 @@ def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
 
 
 def curve_panels(
-    panels: dict[str, dict[str, list]],
-    looks: dict[str, dict],
-    path: Path,
-    *,
-    ylabel: str = "",
-    xlabel: str = "step",
-    columns: int = 4,
-    size: tuple[float, float] = (3.2, 2.7),
-    sharey: bool = True,
-    has_bands: bool = True,
+    panels: dict[str, dict[str, list]], looks: dict[str, dict], path: Path, *, ylabel: str = "", xlabel: str = "step",
+    columns: int = 4, size: tuple[float, float] = (3.2, 2.7), sharey: bool = True, has_bands: bool = True,
     finish: Callable[[plt.Axes, str], object],
-) -> Path:
+) -> Path:  # fmt: skip
     """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds on with a band, its
     95% interval, if has_bands. Returns the path.
 

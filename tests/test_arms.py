@@ -12,11 +12,7 @@ import configurator
 from study import arms
 from study.plan import runs_of
 
-VARIANTS = {
-    "none": {},
-    "sigmoid": {"gate": "elementwise"},
-    "native": {"gate": "native", "mixers": ["gla", "mamba2"]},
-}
+VARIANTS = {"none": {}, "sigmoid": {"gate": "elementwise"}, "native": {"gate": "native", "mixers": ["gla", "mamba2"]}}
 MIXERS = ["softmax", "gla", "mamba2"]
 HELPS = {"contrast": "sigmoid - none", "above": 0.0}
 

@@ -209,6 +209,7 @@ def test_a_part_that_is_stopped_leaves_what_it_has_measured(cpu, tmp_path, monke
         bench.main(["gpu", *helpers.words(device="cpu", dtype="float32", out_dir=tmp_path)])
     assert [row["row"] for row in json.loads((tmp_path / "gpu.json").read_text())["rows"]] == ["one"]
     assert "| one | 1.0 | ms |" in (tmp_path / "gpu.md").read_text()
+    assert "was killed" in helpers.error_of(measure.in_new_processes, os._exit, [(9,)])
 
 
 def test_on_a_gpu_a_row_is_compared_and_one_that_fails_says_why(cpu, tmp_path, monkeypatch):

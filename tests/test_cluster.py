@@ -148,7 +148,7 @@ def test_torchrun_restarts_after_a_dead_rank_saves_at_sigterm_and_has_the_curve_
     assert ours == pytest.approx(theirs, rel=1e-3) and helpers.metrics(out)[-1]["event"] == "end"
 
 
-def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(keys, helpers, monkeypatch):
+def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(keys, helpers, monkeypatch, capsys):
     out, again = helpers.train(**keys("out", max_iters=4)), keys("out", max_iters=5, lr_decay_iters=4, init_from="auto")
     monkeypatch.setattr(resume, "LOCK_WAIT", 0.2)
     with files.lock(out):
@@ -163,7 +163,7 @@ def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(ke
     monkeypatch.setattr(resume, "go_on", goes_on)
     threading.Timer(0.5, held.close).start()
     helpers.train(**again)
-    assert checkpoints.load(out)["iter_num"] == 5
+    assert checkpoints.load(out)["iter_num"] == 5 and "waits up to 60 s" in capsys.readouterr().out
 
 
 # stand-ins for SLURM's commands: srun starts the command once a machine, scancel signals it. JOB is how they know the
@@ -229,7 +229,7 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
     assert line.endswith(("train.py --init_from=auto " if "train.py" in text else "experiment.py ") + words + goes_on)
 
 
-def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, helpers):
+def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, helpers, monkeypatch):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     case = dict(meters="true", eval_interval=4, lr_decay_iters=8, logger="tensorboard", gradient_accumulation_steps=1)
     out = helpers.train(**keys("out", max_iters=6, **case))
@@ -244,3 +244,6 @@ def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, h
         assert curves[f"{event}/{name}"] == expected
     assert [step for step, _ in curves["train/loss"]] == list(range(8))
     assert [step for step, _ in curves["eval/meters/branch/0"]] == [0, 4, 6, 8]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "pip install tensorboard" in helpers.error_of(helpers.train, **keys("out", overwrite=True, **case))
+    assert (out / "ckpt.pt").is_file()

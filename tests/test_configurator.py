@@ -222,6 +222,7 @@ NOT_ALLOWED = [
         (f"x = 1{'0' * 200}\ny = x * x", "a.py line 2: int too large to convert to float"),
         ("x = 1\n  y = 2", "a.py line 2: unexpected indent"),
         (b"x = '\xff'", "a.py line 1: (unicode error)"),
+        ("include = 'a.py'", "its include leads back to it"),
         ("x = {'a': 1, 'a': 2}", "the key 'a' stands there twice"),
         ("#" * (1 << 20) + "\n", "which is too large for a file of this kind"),
         *((f"n_layer = {part}", "a.py") for part in ("9" * 5000, "[" * 50_000, "1+" * 50_000 + "1")),

@@ -167,5 +167,7 @@ def test_finite_weights_whose_loss_is_not_are_one_line_and_no_json(checkpoint, t
     message = helpers.error_of(evaluate.main, words)
     assert re.search(f"^{bad}: its loss is (nan|inf): its weights are broken, or the run has diverged", message)
     assert not out.exists() and not capsys.readouterr().out
+    assert helpers.error_of(evaluate.main, [*words, "--lengths=4,8"]) == message  # which is no limit of a length
+    assert "no split 'tset'" in helpers.error_of(evaluate.main, [*words, "--lengths=4,8", "--split=tset"])
     message = helpers.error_of(meters.main, words)
     assert message.startswith(f"{bad}: ") and "diverged" in message and not out.exists()

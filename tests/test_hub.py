@@ -1,6 +1,7 @@
 """data/hub/prepare.py on copies of a data set, and a BPE trained on its text. The hub itself is not asked."""
 
 import math
+import os
 import sys
 
 import datasets
@@ -82,6 +83,8 @@ def test_what_cannot_be_read_is_one_line_that_lists_what_there_is(copies, tmp_pa
     rows = datasets.Dataset.from_dict(ROWS)
     datasets.DatasetDict(train=rows, test=rows.filter(lambda row: False)).save_to_disk(tmp_path / "saved")
     assert "split='test': has no rows" in error("--split=test", from_dir=tmp_path / "saved")
+    monkeypatch.setattr(prepare, "start_worker", os.abort)  # as if a process were killed for its memory
+    assert "fewer --processes" in error("--column=story", "--processes=2")
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert error().endswith("pip install datasets")
 

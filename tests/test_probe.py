@@ -164,7 +164,7 @@ def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
 
 
 @torch.no_grad()
-def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found_with_its_token_and_channel():
+def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found_with_its_token_and_channel(monkeypatch):
     model, tokens = make_model(gate="elementwise"), TOKENS.where(TOKENS != 7, 6)
     tokens[2, 5] = 7
     model.wte.weight[7, 3] = -1000.0
@@ -174,7 +174,9 @@ def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found_wit
     for found in (layer["residual"] for layer in layers):
         assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
         assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 100
-    assert len(probe.training_meters(model, data_of(tokens), T, "float32")["branch"]) == 2
+    monkeypatch.setattr(probe, "TRAINING_LENGTH", 4)  # of a long row: weights take memory with its square
+    of_run = probe.training_meters(model, data_of(tokens), T, "float32")
+    assert len(of_run["branch"]) == 2 and of_run["sink_baseline"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, 1e-3)
 
 
 @torch.no_grad()
@@ -195,6 +197,7 @@ def test_every_mixer_has_every_meter(name):
     model = make_model(attention=name, gate="native+elementwise+headwise@value")
     layers = probe.layer_meters(model, TOKENS, {}, "float32")
     assert json.loads(json.dumps(layers, allow_nan=False)) == layers
+    assert len(probe.layer_meters(model, TOKENS[:, :1], {}, "float32")) == 2  # rows of one token
     assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
     kind = {"softmax": "weights", "cosformer": "share"}.get(name, "proxy" if MIXERS[name].explicit_weights else "none")
     assert all(layer["sink"]["kind"] == kind for layer in layers)

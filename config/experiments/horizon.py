@@ -43,11 +43,7 @@ rate_of = {
     "fixed half": "sigmoid",
 }
 
-scores = {
-    "by position": {"lengths": [256]},
-    "pruned": {"prune_below": 0.1},
-    "8 bits": {"eight_bits": True},
-}
+scores = {"by position": {"lengths": [256]}, "pruned": {"prune_below": 0.1}, "8 bits": {"eight_bits": True}}
 scores_of = {"pruned": ["sigmoid", "wide", "headwise", "matched"]}
 
 claim_base = {"other_than": 0, "family": "at the end"}

@@ -43,12 +43,7 @@ claims = {
         "pool": ["gla", "mamba2", "gated_deltanet"],
         "family": "native",
     },
-    "by more than 3% in MIXER": {
-        "each": mixers,
-        "above": 0.0305,
-        "family": "by mixer",
-        "exploratory": True,
-    },
+    "by more than 3% in MIXER": {"each": mixers, "above": 0.0305, "family": "by mixer", "exploratory": True},
 }
 
 base = {

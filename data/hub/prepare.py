@@ -24,6 +24,8 @@ import pickle
 import signal
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -127,11 +129,9 @@ def encoded(config, stream, tokenizer, folder, held_out):
     """The documents of a stream, encoded, in its order; those that are held out go to `held_out` instead."""
     # as bytes: multiprocessing itself would pass datasets' tensor of the epoch through a socket of this process
     shards = [(i, pickle.dumps(stream.shard(stream.num_shards, i))) for i in range(stream.num_shards)]
-    left, workers = config.documents or sys.maxsize, contextlib.nullcontext()
-    if config.processes > 1:
-        workers = multiprocessing.get_context("spawn").Pool(config.processes, start_worker)
-    with workers as pool:
-        for path, facts in (pool.imap if pool else map)(partial(encode_shard, config, tokenizer, folder), shards):
+    left = config.documents or sys.maxsize
+    with mapping(config.processes) as side_by_side:
+        for path, facts in side_by_side(partial(encode_shard, config, tokenizer, folder), shards):
             with open(path, "rb") as file:
                 for is_val, counts in facts[:left]:
                     document = counts, np.fromfile(file, dtype_of(tokenizer.vocab_size), counts[2])
@@ -143,6 +143,22 @@ def encoded(config, stream, tokenizer, folder, held_out):
             left -= len(facts)
             if left <= 0:
                 return
+
+
+@contextlib.contextmanager
+def mapping(n):
+    """A `map` of n processes, which end with the block."""
+    if n == 1:
+        yield map
+        return
+    pool = ProcessPoolExecutor(n, multiprocessing.get_context("spawn"), start_worker)
+    try:
+        with one_line(f"processes={n}: one was killed; take fewer --processes, or more memory", BrokenProcessPool):
+            yield pool.map
+    finally:
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        pool.shutdown(cancel_futures=True)
 
 
 def start_worker():

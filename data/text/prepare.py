@@ -25,7 +25,7 @@ import configurator
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, fitting, report, write_stream
-from runs.files import find_path
+from runs.files import find_path, one_line
 
 GENERATOR = "data/text/prepare.py"
 VERSION = 3  # 3: hidden files and byte order marks are left out; 2: blank files are, and linked folders are read
@@ -80,7 +80,8 @@ def find_files(paths, ext):
 def read_text(file):
     """The text of a file, without a byte order mark. Raises UserError if it is not UTF-8."""
     try:
-        return file.read_bytes().decode().removeprefix("\ufeff")
+        with one_line(f"{file}: cannot be read", OSError):
+            return file.read_bytes().decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: is not UTF-8 text (byte {error.start})") from None
 
