@@ -199,11 +199,11 @@ class Mixer(nn.Module):
         uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta, erase)
         if erase is not None:
             options["erase"] = erase
-        is_step = q.shape[1] <= self.sub_tokens
         if p.levels is not None:
-            form = levels.recurrent if is_step else levels.chunked
+            form = levels.chunked
             options |= dict(levels=p.levels, start=start)
         else:
+            is_step = q.shape[1] <= self.sub_tokens
             form = recurrence.recurrent if is_step else kernels.fla if uses_fla else recurrence.chunked
         o, final = form(q, k, v, **options)
         if state is not None:

@@ -7,11 +7,10 @@ Level 0 is the token itself, and level l a block of 2^(l - 1) tokens, if t has t
 recurrence. The last level has no end: it also takes what would be of a higher one.
 
     factors     lambda_t^level(t, s) as a matrix: the definition is quadratic's weights times these
-    recurrent   token by token, with the states as the counter of a Fenwick tree: the step of cached decoding
-    chunked     blocks that double: training and prefill
+    chunked     blocks that double; cached decoding reads a block of one token, and the states are a Fenwick tree
 
-The last two return o and the states (B, H, L - 1, Dk, Dv) of levels 1, 2, ..., and take the arguments of
-recurrence.py; initial_state has the shape of the states, and there are
+It returns o and the states (B, H, L - 1, Dk, Dv) of levels 1, 2, ..., and takes the arguments of recurrence.py;
+initial_state has the shape of the states, and there are
 
     levels      lambda (B, T, H, L)
     start       position of the first token
@@ -36,32 +35,6 @@ def factors(levels: Tensor) -> Tensor:
     i = torch.arange(T, device=levels.device)
     level = level_of(i[:, None], i).clamp(max=L - 1)
     return levels.gather(-1, level.expand(*levels.shape[:-2], T, T)).tril()
-
-
-def recurrent(q, k, v, *, levels, log_decay=None, beta=None, erase=None, initial_state=None, start: int = 0):
-    """Token by token."""
-    *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state, levels.shape[-1] - 1)
-    inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in (levels, *inputs))
-    outputs = [S[:, :, 0, :0]]  # for T = 0
-    with torch.autocast(q.device.type, enabled=False):
-        for end, token in enumerate(zip(*inputs, strict=True), start + 1):
-            lambda_t, q_t, k_t, v_t, log_a, beta_t, erase_t = token
-            # 1. every state decays, and with the delta rule gives way to a share beta of v
-            if log_a is not None:
-                S = log_a.exp().mT[:, :, None] * S
-            if beta_t is not None:
-                v_t = beta_t * v_t
-                held = Product.apply((k_t if erase_t is None else erase_t)[:, :, None], S)
-                S = S - k_t.mT[:, :, None] * beta_t[:, :, None] * held
-            new = (k_t.mT * v_t)[:, :, None]  # (B, H, 1, Dk, Dv)
-            # 2. the readout
-            read = Product.apply(q_t[:, :, None], torch.cat([new, S], 2))  # (B, H, L, 1, Dv)
-            outputs.append(Product.apply(lambda_t, read.squeeze(3)))
-            # 3. the token and the blocks that it completes become one, whose level is the next that is free
-            level = min((end & -end).bit_length(), S.shape[2])
-            merged = new + S[:, :, :level].sum(2, keepdim=True)
-            S = torch.cat([torch.zeros_like(S[:, :, : level - 1]), merged, S[:, :, level:]], 2)
-    return torch.cat(outputs, 2).transpose(1, 2), S
 
 
 def chunked(

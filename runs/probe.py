@@ -37,7 +37,8 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
     """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
 
     seen: stream and x (B, T, C), the inputs of the block and of its mixer; readout (B, T, H D), what out_proj gets; y
-    (B, T, C), the mixer's output; residual (B, T, C), the block's output. The model is left without hooks.
+    (B, T, C), what the block adds for the mixer; scale (B, T, C or 1), what makes a part of the mixer's output a share
+    of the stream; residual (B, T, C), the block's output. The model is left without hooks.
     """
     seen, results, was_training = {}, [], model.training
 
@@ -48,6 +49,12 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         seen["readout"] = args[0]
 
     def of_block(block, args, output):
+        seen["scale"] = 1 / at_least_float32(args[0]).norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        if block.post_norm:  # a norm divides each part of y by what it divides y by
+            y, norm = at_least_float32(seen["y"]), block.norm_1
+            size = y.var(-1, correction=0) if isinstance(norm, torch.nn.LayerNorm) else y.square().mean(-1)
+            seen["scale"] = seen["scale"] * norm.weight * (size[..., None] + norm.eps).rsqrt()
+            seen["y"] = norm(seen["y"])
         results.append(measure(block, seen | {"stream": args[0], "residual": output}))
         seen.clear()
 
@@ -87,7 +94,7 @@ def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
     values = gate.value(gate.logits(x)).float().abs()  # (..., heads or 1, width or 1)
     start = float(gate.value(x.new_zeros(1)).abs())
     heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
-    bins = (heads * BINS).clamp(max=BINS).long()
+    bins = (heads * BINS).clamp(max=BINS).long() - (heads == 1).long()
     counts = torch.stack([row.bincount(minlength=BINS + 1) for row in bins])
     near = f"all within {COLLAPSE} of {start:g}" if (heads - start).abs().max() <= COLLAPSE else None
     return {
@@ -138,12 +145,12 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
     masks: {kind: (B, T) bool}, the queries that are measured apart; their gates, too. Without weights every number is
     None, but for "uniform".
     """
-    x, stream = seen["x"], seen["stream"]
+    x, scale = seen["x"], seen["scale"]
     (B, T), H, has_weights = x.shape[:2], mixer.n_head, mixer.explicit_weights is not None
     parts = [dict.fromkeys(BY_QUERY, x.new_full((B, H, T), math.nan))]
     if has_weights:
         rows = max(1, WEIGHTS_AT_ONCE // (H * T * T))
-        parts = [query_meters(mixer, *part) for part in zip(x.split(rows), stream.split(rows), strict=True)]
+        parts = [query_meters(mixer, *part) for part in zip(x.split(rows), scale.split(rows), strict=True)]
     by_query = {name: torch.cat([part[name] for part in parts])[..., 1:] for name in BY_QUERY}  # (B, H, T - 1) each
     by_query["uniform"] = (1 / torch.arange(2, T + 1, device=x.device)).expand(B, 1, -1)
 
@@ -179,8 +186,8 @@ def weights_of(mixer: Mixer, x: torch.Tensor, projection: Projection | None = No
     return weights
 
 
-def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What each query gets from token 0 in the rows x, stream (B, T, C): {name of BY_QUERY: (B, H, T)}."""
+def query_meters(mixer: Mixer, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What each query gets from token 0 in the rows x (B, T, C): {name of BY_QUERY: (B, H, T)}. scale: see `probe`."""
     projection = mixer.gated_projection(x)
     weights, v = weights_of(mixer, x, projection), values_of(mixer, projection.v)  # (B, H, T, T); (B, T, H, D)
     size = weights.abs()
@@ -192,7 +199,7 @@ def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[st
         parts = size * (factor.square().transpose(1, 2) @ v.square().permute(0, 2, 3, 1)).sqrt()  # (B, H, T, T)
         return parts[..., 0] / parts.sum(-1).clamp(min=1e-30)
 
-    reach = written_by_heads(mixer, x, stream, factor * v[:, :1])  # with a weight of one on token 0
+    reach = written_by_heads(mixer, x, scale, factor * v[:, :1])  # with a weight of one on token 0
     # softmax weights and the sink's sum to one; without a sink nobody asks what it gets
     to_sink = torch.full_like(size[..., 0], math.nan) if projection.sink is None else 1 - size.sum(-1)
     return {
@@ -205,14 +212,13 @@ def query_meters(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor) -> dict[st
     }
 
 
-def written_by_heads(mixer: Mixer, x: torch.Tensor, stream: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+def written_by_heads(mixer: Mixer, x: torch.Tensor, scale: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
     """o (B, T, H, D), as out_proj gets it -> (B, H, T): the norm of what each head writes, over that of the stream."""
     out = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).to(o.dtype)  # (C, H, D)
     written = torch.einsum("bihd,chd->bihc", o, out)
     if "output" in mixer.gates and mixer.gates["output"].activation not in ADDITIVE_ACTIVATIONS:
         written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))
-    reach = written.norm(dim=-1) / stream.to(o.dtype).norm(dim=-1, keepdim=True).clamp(min=1e-30)  # (B, T, H)
-    return reach.transpose(1, 2)
+    return (written * scale[:, :, None]).norm(dim=-1).transpose(1, 2)
 
 
 def values_of(mixer: Mixer, v: torch.Tensor) -> torch.Tensor:
@@ -287,7 +293,8 @@ def losses_by_kind(model: GPT, inputs: torch.Tensor, targets: torch.Tensor, mask
     with autocast(inputs.device.type, dtype):
         for name, mask in masks.items():
             labels = targets.masked_fill(~mask, IGNORE)
-            losses[name] = numbers(model(inputs, labels).item()) if (labels != IGNORE).any() else None
+            loss = model(inputs, labels).item() if (labels != IGNORE).any() else math.nan
+            losses[name] = loss if math.isfinite(loss) else None
     model.train(was_training)
     return losses
 

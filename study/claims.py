@@ -27,6 +27,7 @@ UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
     "ratio": (math.exp, ".3f"), "steps": (math.exp, ",.0f"), "%": (lambda x: 100 * x, "+.1f"),
     "points": (lambda x: 100 * x, "+.1f"), AS_IT_IS: (lambda x: x, "+.4g"),
 }  # fmt: skip
+FACTORS = {"steps": ".2f"}  # the format of an effect, where it is a factor and no number of this unit
 
 
 def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
@@ -97,7 +98,8 @@ def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict
     if n < 2 or not spread or math.isinf(effect):
         return ["nothing: too few seeds" if spread else "no spread is known", question["unit"], "-"]
     numbers = stats.threshold_of(question["rule"]) or 0.0, spread * effect, spread * band
-    threshold, effect, band = (f"{convert(x):{form}}".lstrip("+") for x in numbers)
+    forms = form, *[FACTORS.get(question["unit"], form)] * 2
+    threshold, effect, band = (f"{convert(x):{of}}".lstrip("+") for x, of in zip(numbers, forms, strict=True))
     sees = f"a band of {band}" if kind == "within" else f"{effect} beyond {threshold}"
     return [sees, question["unit"], f"{spread:.3g}, {source}"]
 
@@ -267,7 +269,8 @@ def cells_of(one: dict) -> list[str]:
     asked = [f"{word} {one[name]:{form}}" for name, word in words.items() if one[name] is not None]
     asked += [] if one["over"] is None else [f"in {one['needed']} seeds: {one['over']}"]
     p = [f"{one[name]:.2g}" for name in ("p_holm", "p_within_holm") if one[name] is not None]
-    seen = [f"{one[name]:{form}}".lstrip("+") for name in ("detectable", "detectable_within") if one[name] is not None]
+    effects, form = [one[name] for name in ("detectable", "detectable_within")], FACTORS.get(one["unit"], form)
+    seen = [f"{effect:{form}}".lstrip("+") for effect in effects if effect is not None]
     return [verdict, mean, ", ".join(asked), one["unit"], *(", ".join(part) or "-" for part in (p, seen)), str(n)]
 
 

@@ -250,9 +250,10 @@ def has_run(one: dict) -> bool:
 
 
 def claims_figure(records: list[dict], path: Path) -> list[Path]:
-    """Draws a panel per unit, with the mean of each claim's contrast, its exact interval, a bar at its threshold and a
-    dot for each seed. Where few seeds leave the exact interval open, a thin line goes up to the edge, and a darker one
-    is Student's interval; what is exploratory has a hollow mark. Returns the path, or none where no claim has run."""
+    """Draws a panel per unit, with the mean of each claim's contrast, its exact interval, bars at its threshold or the
+    ends of its band, and a dot for each seed. Where few seeds leave the exact interval open, a thin line goes up to the
+    edge, and a darker one is Student's interval; what is exploratory has a hollow mark. Returns the path, or none where
+    no claim has run."""
     if not (records := list(filter(has_run, records))):
         return []
     panels = {unit: of for unit in claims.UNITS if (of := [one for one in records if one["unit"] == unit])}
@@ -290,6 +291,8 @@ def claim_line(axes: plt.Axes, y: float, one: dict, zero: float, seeds: list[flo
     axes.plot([middle], [y], "o", color=colour)
     if one["threshold"] is not None:
         axes.plot([one["threshold"]], [y], "|", color="black", markersize=11, label="threshold")
+    if (band := one["within"]) is not None:
+        axes.plot([1 / band if zero else -band, band], [y, y], "|", color="0.4", markersize=11, label="band")
     axes.plot(dots, [y] * len(dots), ".", color="0.4", markersize=4, zorder=3, label="a seed")
     if one["exploratory"]:
         look: dict = dict(markerfacecolor="white", markeredgecolor=colour, markersize=6, zorder=4)

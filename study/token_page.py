@@ -81,13 +81,13 @@ def measure(block: Any, seen: dict) -> dict:
     """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}. weights: for
     all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They are those of
     the attention in softmax layers, and shares of their absolute sum in others."""
-    mixer, x, stream = block.mixer, seen["x"], seen["stream"]
+    mixer, x, scale = block.mixer, seen["x"], seen["scale"]
     o = at_least_float32(seen["readout"]).unflatten(-1, (mixer.n_head, -1))  # (1, T, H, D)
     gate, packed = probe.head_gates(mixer, x), None
-    numbers = dict.fromkeys(("share", "effective")) | {"writes": probe.written_by_heads(mixer, x, stream, o)}
+    numbers = dict.fromkeys(("share", "effective")) | {"writes": probe.written_by_heads(mixer, x, scale, o)}
     numbers["gate"] = None if gate is None else gate.transpose(1, 2)  # (1, H, T)
     if mixer.explicit_weights is not None:
-        by_query = probe.query_meters(mixer, x, stream)
+        by_query = probe.query_meters(mixer, x, scale)
         numbers |= {name: by_query[name] for name in ("share", "effective")}
         weights = probe.weights_of(mixer, x)[0]  # (H, T, T)
         if not isinstance(mixer, Softmax):

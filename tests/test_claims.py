@@ -94,6 +94,10 @@ def test_a_dry_run_says_what_each_claim_can_show():
     asked = {"equal": {"contrast": GAIN, "within": 0.1, "exploratory": True}}
     (few,) = claims.judge_claims(config_of(asked, 3), [row for row in rows if row["seed"] < 3])
     assert cells_of(few)[5] == "-"
+    slow = config_of({"slow": {"contrast": "gated", "above": 5.0, "of": ["log_steps", 0.4]}}, pair_spread=0.2)
+    effect, _ = stats.detectable(8, 0.05 / 2)
+    factor = f"{math.exp(0.2 * math.sqrt(0.5) * effect):.2f}"  # and not a number of steps
+    assert claims.reach_table(slow, []).cells[0][4:6] == [f"{factor} beyond 148", "steps"]
     look = {"it helps": claim | {"exploratory": True}}
     (line,) = claims.reach_table(config_of(look, 3, pair_spread=0.2), []).cells
     assert line == ["it helps (exploratory)", "3", "0.25", "1", "nothing: too few seeds", "points", "-"]

@@ -8,7 +8,7 @@ from test_recurrence import make_inputs as recurrence_inputs
 
 from mixer import Levels
 from model import MIXERS, GPTConfig
-from ops.levels import chunked, factors, recurrent
+from ops.levels import chunked, factors
 from ops.recurrence import quadratic
 
 SMALL = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=9)
@@ -58,10 +58,8 @@ def test_every_form_is_the_definition_with_every_gradient(T, n_levels, kind, del
     inputs = make_inputs(T, kind, delta, n_levels)
     expected = gradients(definition, inputs)
     assert_close([factors(inputs["levels"].transpose(1, 2))], [definition(**inputs)[1]])
-    assert_close(gradients(recurrent, inputs), expected)
     for chunk_size in (8, 32):
         assert_close(gradients(chunked, inputs, chunk_size=chunk_size), expected)
-    assert_close(chunked(**inputs), recurrent(**inputs))
 
 
 @every_shape
@@ -71,9 +69,9 @@ def test_a_text_in_pieces_gives_the_same_readout_and_states(kind, delta, n_level
     inputs = make_inputs(100, kind, delta, n_levels)
     expected, states, start, parts = *chunked(**inputs), 0, []
     S = None
-    for form, n in ((chunked, 3), (recurrent, 2), (chunked, 30), (chunked, 0), (recurrent, 5), (chunked, 60)):
+    for n in (3, 1, 1, 30, 0, 1, 1, 1, 1, 1, 60):
         piece = {name: None if x is None else x[:, start : start + n] for name, x in inputs.items()}
-        o, S = form(**piece, initial_state=S, start=start)
+        o, S = chunked(**piece, initial_state=S, start=start)
         parts, start = [*parts, o], start + n
     assert_close((torch.cat(parts, 1), S), (expected, states))
 

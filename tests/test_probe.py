@@ -59,7 +59,7 @@ def test_the_meter_of_a_gate_of_one_value_and_one_value_off_is_enough_not_to_be_
     meter = probe.gate_meter(gate, X)
     assert meter["mean"] == [pytest.approx(mean, abs=1e-4)] * heads and meter["collapsed"] == collapsed
     assert (meter["below_0.1"], meter["above_0.9"]) == tuple([share] * heads for share in shares)
-    place = min(int(20 * mean), 20)  # the last bin holds what is above 1
+    place = min(int(20 * mean), 20) - (mean == 1)  # the last bin holds what is above 1
     assert meter["histogram"] == [[float(i == place) for i in range(21)]] * heads
     logits[-1] = 1.0
     assert probe.gate_meter(gate, X)["collapsed"] is None
@@ -118,7 +118,7 @@ def by_definition(mixer, x, stream, b, h, i):
 def test_what_a_query_gets_from_token_0_is_the_definition(keys):
     mixer = make_model(noise=0.3, **keys).double().blocks[0].mixer
     x, stream = X.double(), 3 * X.double().flip(0)
-    found = probe.query_meters(mixer, x, stream)
+    found = probe.query_meters(mixer, x, 1 / stream.norm(dim=-1, keepdim=True))
     for b, h, i in ((0, 0, 1), (1, mixer.n_head - 1, 5), (2, 0, T - 1)):
         for name, value in by_definition(mixer, x, stream, b, h, i).items():
             torch.testing.assert_close(found[name][b, h, i], value, rtol=1e-8, atol=1e-12, msg=name)
@@ -134,7 +134,7 @@ def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
     assert probe.query_masks(tokens, {}) == {}
     x = X[:1].clone()
     x[:, 0] *= 0.1  # the value of token 0 is the smallest
-    sink, each = probe.sink_meter(mixer, {"x": x, "stream": x}, masks), probe.query_meters(mixer, x, x)
+    sink, each = probe.sink_meter(mixer, {"x": x, "scale": x * 0 + 1}, masks), probe.query_meters(mixer, x, x * 0 + 1)
     gate, close = mixer.gates["readout"], functools.partial(pytest.approx, rel=1e-3)
     for name, own in (positions | {"all": range(1, T)}).items():
         kind = sink["kinds"].get(name, sink)
@@ -164,13 +164,14 @@ def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
 
 
 @torch.no_grad()
-def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found_with_its_token_and_channel(monkeypatch):
-    model, tokens = make_model(gate="elementwise"), TOKENS.where(TOKENS != 7, 6)
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found(post_norm, monkeypatch):
+    model, tokens = make_model(gate="elementwise", post_norm=post_norm), TOKENS.where(TOKENS != 7, 6)
     tokens[2, 5] = 7
     model.wte.weight[7, 3] = -1000.0
     layers, block, x = probe.layer_meters(model, tokens, {}, "float32"), model.blocks[0], model.wte(tokens)
-    added = block.mixer(block.norm_1(x)).norm(dim=-1) / x.norm(dim=-1)  # over what it is added to
-    assert layers[0]["branch"] == pytest.approx(added.mean().item(), rel=1e-3)
+    added = block.norm_1(block.mixer(x)) if post_norm else block.mixer(block.norm_1(x))
+    assert layers[0]["branch"] == pytest.approx((added.norm(dim=-1) / x.norm(dim=-1)).mean().item(), rel=1e-3)
     for found in (layer["residual"] for layer in layers):
         assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
         assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 100
