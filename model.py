@@ -24,7 +24,7 @@ from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection
 from mixers import Mamba3, Monarch
 from ops import IGNORE, kernels, layers, sampling
-from ops.fast import at_least_float32
+from ops.fast import CosSinFeatures, at_least_float32
 from ops.layers import FusedLinear, ResidualLinear, RMSNorm, make_conv, make_norm
 from ops.loss import cross_entropy_sum
 
@@ -190,7 +190,7 @@ class CosFormer(Mixer):
         if end > M:
             raise UserError(f"cosformer: position {end} is past block_size={M}, where its cosine turns negative")
         cos, sin = self.angles(at_least_float32(p.q), start)  # (T, 1, 1)
-        q, k = (layers.cos_sin_features(at_least_float32(y), cos, sin) for y in (p.q, p.k))  # (B, T, H, 2D)
+        q, k = (CosSinFeatures.apply(at_least_float32(y), cos, sin) for y in (p.q, p.k))  # (B, T, H, 2D)
         return p._replace(q=q, k=k)
 
 

@@ -313,6 +313,19 @@ class Rotation(Function):
         return Rotation.apply(dy, cos, -sin), None, None
 
 
+class CosSinFeatures(Function):
+    """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H, 2D)."""
+
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return (x[..., None, :] * torch.stack([cos, sin], -2)).flatten(-2)
+
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        d_cos, d_sin = dy.chunk(2, dim=-1)
+        return (d_cos * cos).addcmul_(d_sin, sin), None, None
+
+
 ATTENTION_KEYS = 256  # keys of a block in the backward of softmax attention
 
 

@@ -217,11 +217,6 @@ def rotate(x: Tensor, start: int, angles: "Angles") -> Tensor:
     return fast.Rotation.apply(x, *angles(x, start))
 
 
-def cos_sin_features(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H, 2D)."""
-    return (x[..., None, :] * torch.stack([cos, sin], -2)).flatten(-2)
-
-
 def rope_frequencies(D: int, base: float, scaling="none", factor=1.0, trained_length=1) -> tuple[Tensor, float]:
     """The angle by which one position turns each of the D/2 pairs, float64 (D/2,), and a factor on the rotated vector.
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from ops import levels
-from ops.layers import attention, cos_sin_features
+from ops import fast, levels
+from ops.layers import attention
 from ops.recurrence import chunked, recurrent
 from runs.hardware import DTYPES
 from speed.config import BenchConfig
@@ -27,7 +27,7 @@ def readout(form: Callable, **inputs) -> torch.Tensor:
 def cosformer(form: Callable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options) -> torch.Tensor:
     angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
-    q, k = (cos_sin_features(x.relu(), cos, sin) for x in (q, k))
+    q, k = (fast.CosSinFeatures.apply(x.relu(), cos, sin) for x in (q, k))
     o, _ = form(q, k, F.pad(v, (0, 1), value=1.0), **options)
     return o[..., :-1] / o[..., -1:].clamp(min=1e-6)
 

@@ -76,7 +76,7 @@ def test_a_rotation_is_its_definition_and_its_gradient_turns_back():
 
 def test_features_of_two_positions_have_the_product_times_the_cosine_of_their_distance():
     q, k = random(1, 5, 2, 3), random(1, 5, 2, 4)[..., :3]
-    features = [layers.cos_sin_features(x, *Angles(quarter_turn, 9)(x, 0)) for x in (q, k)]
+    features = [fast.CosSinFeatures.apply(x, *Angles(quarter_turn, 9)(x, 0)) for x in (q, k)]
     angle = torch.arange(5).double() * math.pi / 18
     expected = torch.einsum("bihd,bjhd->bhij", q, k) * (angle[:, None] - angle).cos()
     assert_same(torch.einsum("bihd,bjhd->bhij", *features), expected, (q, k))
