@@ -274,10 +274,11 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
                 if not config.lengths or isinstance(limit, memory.NotEnoughMemory):
                     raise
                 results.append({"block_size": block_size, "limit": str(limit)})
-        for result in results:
-            check_loss(result.get("loss", 0.0), config.checkpoint)
-        if all("limit" in result for result in results):
+        found = [result for result in results if "limit" not in result]
+        if not found:
             raise UserError(results[0]["limit"])
+        for result in found:  # not in read: a loss that is not finite is no limit of a length
+            check_loss(result["loss"], config.checkpoint)
     if processes.is_main:
         line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
         if config.out:

@@ -9,7 +9,7 @@ recurrence. The last level has no end: it also takes what would be of a higher o
     factors     lambda_t^level(t, s) as a matrix: the definition is quadratic's weights times these
     chunked     blocks that double; cached decoding reads a block of one token, and the states are a Fenwick tree
 
-It returns o and the states (B, H, L - 1, Dk, Dv) of levels 1, 2, ..., and takes the arguments of recurrence.py;
+chunked returns o and the states (B, H, L - 1, Dk, Dv) of levels 1, 2, ..., and takes the arguments of recurrence.py;
 initial_state has the shape of the states, and there are
 
     levels      lambda (B, T, H, L)

@@ -37,8 +37,8 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
     """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
 
     seen: stream and x (B, T, C), the inputs of the block and of its mixer; readout (B, T, H D), what out_proj gets; y
-    (B, T, C), what the block adds for the mixer; scale (B, T, C or 1), what makes a part of the mixer's output a share
-    of the stream; residual (B, T, C), the block's output. The model is left without hooks.
+    (B, T, C), what the block adds for the mixer; scale (B, T, 1 or C): |scale * part| is what a part of the mixer's
+    output adds, over |stream|; residual (B, T, C), the block's output. The model is left without hooks.
     """
     seen, results, was_training = {}, [], model.training
 
@@ -50,7 +50,7 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
 
     def of_block(block, args, output):
         seen["scale"] = 1 / at_least_float32(args[0]).norm(dim=-1, keepdim=True).clamp(min=1e-30)
-        if block.post_norm:  # a norm divides each part of y by what it divides y by
+        if block.post_norm:  # the norm behind the mixer scales a part of y as it scales y
             y, norm = at_least_float32(seen["y"]), block.norm_1
             size = y.var(-1, correction=0) if isinstance(norm, torch.nn.LayerNorm) else y.square().mean(-1)
             seen["scale"] = seen["scale"] * norm.weight * (size[..., None] + norm.eps).rsqrt()

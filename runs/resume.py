@@ -42,7 +42,7 @@ def where_to_start(given: dict) -> tuple:
         try:
             files.lock(file.parent).close()  # the job before this one may still be writing it
         except files.InUse as error:
-            print(f"waits up to {LOCK_WAIT:g} s: {error}", flush=True)
+            print(f"waiting up to {LOCK_WAIT:g} s for the lock: {error}", flush=True)
             files.lock(file.parent, LOCK_WAIT).close()
     if init_from == "resume" or file.is_file() and init_from == "auto":
         config, *rest = go_on(given, file)

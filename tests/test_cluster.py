@@ -163,7 +163,7 @@ def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(ke
     monkeypatch.setattr(resume, "go_on", goes_on)
     threading.Timer(0.5, held.close).start()
     helpers.train(**again)
-    assert checkpoints.load(out)["iter_num"] == 5 and "waits up to 60 s" in capsys.readouterr().out
+    assert checkpoints.load(out)["iter_num"] == 5 and "waiting up to 60 s" in capsys.readouterr().out
 
 
 # stand-ins for SLURM's commands: srun starts the command once a machine, scancel signals it. JOB is how they know the

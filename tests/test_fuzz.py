@@ -284,7 +284,8 @@ def test_any_sampling_gives_ids_of_the_vocabulary_or_one_line(mixer, ids, new, t
 
 
 STARTS = ["", "\udcff", "FILE:", "FILE:/", "FILE:ckpt.pt", "FILE:\0", "FILE:/dev/zero", "FILE:pipe"]
-OPTIONS = "temperature=0 temperature=-1 temperature=nan top_k=0 top_k=3 top_p=0 top_p=1 top_p=2 seed=-1"
+OPTIONS = "temperature=0 temperature=-1 temperature=nan top_k=0 top_k=3 top_p=0 top_p=1 top_p=2 seed=-1 "
+OPTIONS += "max_new_tokens=0"
 
 
 @fuzz(st.text(max_size=9) | st.sampled_from(STARTS), st.lists(st.sampled_from(OPTIONS.split()), max_size=2))

@@ -1,4 +1,4 @@
-"""Log-linear states: every form, and a mixer that has them, is the definition in outputs, states and gradients."""
+"""Log-linear states: the form by chunks, and a mixer that has it, is the definition in outputs and gradients."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def assert_close(a, b, limit=1e-10):
 @pytest.mark.parametrize(("T", "n_levels"), [(1, 2), (37, 7), (64, 7), (100, 4)])  # the last: past the last level
 @every_shape
 @every_rule
-def test_every_form_is_the_definition_with_every_gradient(T, n_levels, kind, delta):
+def test_any_size_of_chunks_gives_the_definition_with_every_gradient(T, n_levels, kind, delta):
     inputs = make_inputs(T, kind, delta, n_levels)
     expected = gradients(definition, inputs)
     assert_close([factors(inputs["levels"].transpose(1, 2))], [definition(**inputs)[1]])
