@@ -47,7 +47,7 @@ lint: .venv/.installed-dev ## ruff, on the files that git knows, mypy, on the hi
 format: .venv/.installed-dev ## let ruff format the code
 	$(PY) -m ruff format .
 
-clean: ## remove what the demo and the tests made (not .venv)
+clean: ## remove out/ with its runs, prepared data and caches (not .venv)
 	rm -rf out .pytest_cache .ruff_cache .mypy_cache .hypothesis data/*/*.npy data/*/*.json data/*/.*.json
 	rm -rf data/*/.nanogate data/*/.new data/*/lock
 	find data -type d -empty -delete

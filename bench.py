@@ -30,7 +30,7 @@ from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype, signa
 from runs.outdir import git_state, write_text
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
-from speed.gaterun import bench_gaterun
+from speed.gaterun import RECIPES, bench_gaterun
 from speed.gpu import bench_gpu, page
 from speed.measure import Report
 
@@ -40,8 +40,11 @@ PARTS |= dict(gaterun=bench_gaterun, gpu=bench_gpu)
 
 def main(argv: list[str]) -> None:
     config = configurator.load(BenchConfig, argv, positional="what")
-    for name in config.what:
-        check_choice("what", name, (*PARTS, "all"))
+    for key, known in {"what": [*PARTS], "recipes": [*RECIPES]}.items():
+        for name in getattr(config, key):
+            check_choice(key, name, (*known, "all"))
+    if not config.seeds or (config.against and not Path(config.against).is_file()):
+        raise UserError("seeds: name one at least" if not config.seeds else f"against={config.against}: is no file")
     config.threads = cpu_threads(config.threads)
     torch.set_num_threads(config.threads)
     config.device = pick_device(config.device)

@@ -40,9 +40,7 @@ class ExperimentConfig:
     select_by: str = key("auc", "auc: area under the curve; last: its last value", choices=("auc", "last"))
     selection_iters: int = key(0, "their steps, with a schedule of their own (0: max_iters)", at_least=0)
     selection_base: dict = key({}, "keys of train.py of these runs alone, such as what they need not measure")
-    pool_rates: bool = key(
-        False, "true: a mixer's arms share the rate best for their mean, but for a clearly better one"
-    )
+    pool_rates: bool = key(False, "true: a mixer's arms share their mean's best rate, but for a clearly better one")
     widen_rates: bool = key(True, "a choice at the edge of the rates tries the next one beyond (false: it does not)")
     prepare: str = key("mqar", "which data/*/prepare.py makes the data")
     data: dict = key({}, "keys of that script; a later data is added to it", merge=True)
@@ -52,7 +50,7 @@ class ExperimentConfig:
     solved_above: float | None = key(None, "a run with a higher accuracy has solved the task; the table counts them")
     claim_base: dict = key({}, "keys of every claim, unless it has others in their place")
     claims: dict = key({}, '{claim: {"contrast": "arm - arm", "above": threshold, ...}}: docs/experiments.md, Claims')
-    pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of a difference of two arms", above=0)
+    pair_spread: float | None = key(None, "--dry_run without rows: assumed spread of pairs, in any unit", above=0)
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list, with hours where they are known, and do nothing")
     out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it")
@@ -125,6 +123,8 @@ class ExperimentConfig:
             *((f"rate_of: {arm}", [other], choosing) for arm, other in self.rate_of.items()),
         ]:
             check_named(label, names, arms, "such arms")
+        few = {f"seeds_of: {arm}: has none of seeds={self.seeds}": of_arm for arm, of_arm in self.seeds_of.items()}
+        refuse({words: not {*of_arm} & {*self.seeds} for words, of_arm in few.items()})
 
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
@@ -141,14 +141,14 @@ class ExperimentConfig:
         label, path, given = f"claims: {name}", claim.get("of", [self.metric]), claim.keys()
         check_named(label, given, [part.rstrip("?") for part in ENTRIES["claims"]], "parts")
         check_named(label, claim["contrast"], self.arms, "arms")
-        n_seeds = len(claims.seeds_of_claim(self, claim["contrast"]))
+        n_seeds, numbers = len(claims.seeds_of_claim(self, claim["contrast"])), ("above", "other_than", "within")
         names = [part for part in path if type(part) is str]
         in_row = path[path[:1] == ["log"] :]
         is_of_curve = len(path) == 2 and names == path[:1] and type(path[1]) in (int, float)
         is_of_row = names == path and in_row[:1] and in_row[0] in {name.rstrip("?") for name in ROW}
         is_path = is_of_curve if curves.METRICS.keys() & names[:1] else is_of_row
         refuse({
-            f"{label}: must have above, other_than or within": not {"above", "other_than", "within"} & given,
+            f"{label}: must have above, other_than or within": not {*numbers} & given,
             f"{label}: other_than has two sides, and no above": "other_than" in given and {"above", "sides"} & given,
             f"{label}: a count (in) has above, and no sides, within or family: it is no test": (
                 "in" in given and ("above" not in given or {"sides", "within", "family"} & given)
@@ -156,7 +156,11 @@ class ExperimentConfig:
             f"{label}: of={show(path)}: must be names that lead to a number in a row, or as ['lost', 0.9]": not is_path,
             f"{label}: in={claim.get('in')}: is more than the seeds of its arms": claim.get("in", 0) > n_seeds,
         })  # fmt: skip
-        check_named(f"{label}: of", in_row[1:2] if in_row[0] == "scores" else [], self.scores, "scores")
+        if path[0] in ("log", "log_steps") and (far := [claim[n] for n in numbers if abs(claim.get(n, 0)) > 50]):
+            raise UserError(f"{label}: {far[0]}: of={show(path)} is a logarithm; that of 1,000 steps is 6.908")
+        arms_of = {name: set(self.scores_of.get(name, self.arms)) for name in self.scores}
+        scores = [name for name, arms in arms_of.items() if claim["contrast"].keys() <= arms]
+        check_named(f"{label}: of", in_row[1:2] if in_row[0] == "scores" else [], scores, "score of all these arms")
 
 
 configurator.begin(__name__, ExperimentConfig, __doc__)
@@ -221,7 +225,7 @@ def main(argv: list[str]) -> None:
     # workers end at the same time
     with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
         figures = report.figures(rows, out_dir) + report.claims_figure(records, out_dir / "claims.png")
-        figures += report.rate_windows(config, choices, out_dir / "windows.png")
+        figures += report.rate_windows(config, choices, rows, out_dir / "windows.png")
         if records:
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:

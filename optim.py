@@ -27,7 +27,7 @@ def keep_compiler_out() -> None:
             method.__dynamo_disable = method  # what torch._compile._disable_dynamo looks for before it imports
 
 
-def matrices_of(model: nn.Module) -> dict[Tensor, list[int]]:
+def matrices_of(model) -> dict[Tensor, list[int]]:
     """{weight of a linear layer in a block: the rows of each matrix in it}. Moonlight gives Muon the same ones (Liu et
     al. 2025): small ones such as beta's too, but no embedding, output layer, convolution or vector."""
     linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
@@ -37,7 +37,8 @@ def matrices_of(model: nn.Module) -> dict[Tensor, list[int]]:
 def orthogonalised(matrix: Tensor) -> Tensor:
     """(n, m) -> about U V^T of its singular value decomposition, by five steps of a Newton-Schulz iteration.
 
-    The singular values end between 0.7 and 1.2, and not at 1. In bfloat16 on a GPU, elsewhere in at least float32.
+    Singular values end between 0.7 and 1.2, and not at 1; lower where they were under 0.003 of the matrix's norm. In
+    bfloat16 on a GPU, elsewhere in at least float32.
     """
     a, b, c = COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else at_least_float32(matrix)

@@ -34,10 +34,11 @@ from runs.hardware import Processes
 from runs.parallel import gathered
 
 ROOT = Path(__file__).resolve().parents[1]
-# what the numbers of a run depend on, but for runs/: another version of one of them may give other numbers
+# what the numbers of a run depend on, but for most of runs/: another version of one of them may give other numbers
 OPS = tuple(f"ops/{name}.py" for name in ("__init__", "recurrence", "levels", "kernels", "layers", "fast", "loss"))
 MODEL = ("model.py", "mixers.py", "mixer.py", "gate.py", "keys.py")
 RESULT_FILES = (*MODEL, *OPS, "train.py", "optim.py", "evaluate.py", "data/shards.py", "data/drawn.py")
+RESULT_FILES += ("runs/probe.py", "study/interventions.py")  # meters, and scores of changed models
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 

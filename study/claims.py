@@ -112,7 +112,7 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
         values = stats.contrast(rows, question["weights"], question["of"])
         result = question | {"by_seed": values} | unseen(rows, question, values)
         judged.append(result)
-        if "in" in question["rule"] and result["missing"]:
+        if "in" in question["rule"] and (result["missing"] or not values):
             result |= {"verdict": "not run", "n": len(values), "threshold": question["rule"]["above"]}
         else:
             families.setdefault(question["family"], []).append(result)
@@ -122,12 +122,13 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
             result.update(numbers)
     for result in judged:  # each was corrected for in the family that it was declared in
         arms = {arm: [row for row in rows if row["arm"] == arm] for arm in result["weights"]}
-        looks = [] if result["verdict"] == "not run" else undeclared_looks(arms, result)
-        result["exploratory"] |= bool(looks)
-        words = {"lost": "no value in seeds", "missing": "a look before all seeds have run, without"}
+        words, has_run = {"lost": "no value in seeds"}, result["verdict"] != "not run"
+        words |= {"missing": "a look before all seeds have run, without"} if has_run else {}
         without = [f"{text} {', '.join(map(str, result[name]))}" for name, text in words.items() if result[name]]
+        looks = undeclared_looks(arms, result["seeds"]) if has_run else []
+        result["exploratory"] |= bool(looks or (has_run and result["missing"]))
         result["flags"] = without + looks
-        if all(arms.values()):
+        if has_run:
             doubted = doubts([one for one in choices if one["arm"] in {config.rate_of.get(arm, arm) for arm in arms}])
             at_ends = ends_of_the_scale(config, arms) if result["of"] == ["accuracy"] else []
             result["flags"] += at_ends + unlike_pairs(arms) + unlike_rates(arms) + doubted
@@ -145,15 +146,14 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
     return {"missing": missing, "lost": [seed for seed in seeds if seed not in values and seed not in missing]}
 
 
-def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
+def undeclared_looks(arms: dict[str, list[dict]], seeds: list[int]) -> list[str]:
     """Why this is a look at the verdict that was not declared before the runs; empty if it is none. One look is
     declared, when all seeds have run. A row holds the seeds that its arm was to be run with: others were
     added later, and those that the config no longer has were left out. Older rows do not hold them.
     """
-    seeds = question["seeds"]
     planned = [[set(row.get("planned_seeds", seeds)) for row in of_arm] for of_arm in arms.values()]
     first = min(len(plan & set(seeds)) for of_arm in planned for plan in of_arm)
-    words = ["the seeds so far are no declared look"] if question["missing"] else []
+    words = []
     if left_out := sorted(set.intersection(*(set().union(*of_arm) for of_arm in planned)) - set(seeds)):
         words.append(f"seeds {', '.join(map(str, left_out))} were planned and are left out")
     if first < len(seeds):
@@ -192,7 +192,7 @@ def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
 def unlike_rates(arms: dict[str, list[dict]]) -> list[str]:
     """The learning rates of arms of one mixer, where they are not the same."""
     by_mixer: dict = {}
-    for arm, rows in arms.items():
+    for arm, rows in sorted(arms.items()):
         by_mixer.setdefault(mixer_of(rows[0]), {})[arm] = rows[0]["config"].get("learning_rate")
     unlike = [rates for rates in by_mixer.values() if len(set(rates.values())) > 1]
     return [f"rates differ: {', '.join(f'{arm} {rate}' for arm, rate in rates.items())}" for rates in unlike]
@@ -278,6 +278,6 @@ def remarks(records: list[dict]) -> str:
     """A line per flag, with the claims that have it: what a reader must know beside the numbers."""
     names: dict[str, list] = {}
     for one in records:
-        for flag in one["flags"] if one["verdict"] != "not run" else ():
+        for flag in one["flags"]:
             names.setdefault(flag, []).append(one["name"])
     return "\n".join(f"{flag}: {'; '.join(of_flag)}" for flag, of_flag in names.items())

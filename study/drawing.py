@@ -32,11 +32,12 @@ def mixer_colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
-    """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel and figure: black for
-    the arm without a gate, which comes first, and a colour for each other one."""
-    colours = itertools.cycle([*COLOURS[:6], *SPARE_COLOURS])
+    """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel of a figure: black for
+    the arm without a gate, which comes first, and a colour for each other one, dashed when the colours are used up."""
+    looks = itertools.cycle(itertools.product(["-", "--"], [*COLOURS[:6], *SPARE_COLOURS]))
     names = sorted(dict.fromkeys(variants), key=lambda name: name != "none")
-    return {name: dict(color=COLOURS[6] if name == "none" else next(colours)) for name in names}
+    pairs = {name: ("-", COLOURS[6]) if name == "none" else next(looks) for name in names}
+    return {name: dict(color=colour, linestyle=style) for name, (style, colour) in pairs.items()}
 
 
 def curve_panels(

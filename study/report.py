@@ -109,7 +109,7 @@ def figures(rows: list[dict], folder: Path) -> list[Path]:
 def metric_curves(rows: list[dict], path: Path) -> Path:
     """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed. Returns the path."""
     is_accuracy = rows[0]["metric"] == "accuracy"
-    panels, looks = {}, arm_looks(map(variant_of, rows))
+    panels, looks = {}, arm_looks(sorted(map(variant_of, rows)))
     for row in rows:
         panels.setdefault(mixer_of(row), {}).setdefault(variant_of(row), []).append(curve_of(row))
     values = [value for row in rows for _, value in curve_of(row)[1:] if is_finite(value)]
@@ -202,9 +202,10 @@ def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
     return [curve_panels(panels, looks, path, **labels, columns=3, finish=finish)]
 
 
-def rate_windows(config, choices: list[dict], path: Path) -> list[Path]:
+def rate_windows(config, choices: list[dict], rows: list[dict], path: Path) -> list[Path]:
     """Draws the metric at the end against the learning rate, where an arm has tried three rates: a panel per mixer, a
-    colour per arm, every seed; a cross, and a gap in the line, where a run was lost. Returns the paths."""
+    colour per arm, as in the curves of the rows, every seed; a cross, and a gap in the line, where a run was lost.
+    Returns the paths."""
     is_accuracy, panels = config.metric == "accuracy", {}
     scale, tried = 100 if is_accuracy else 1, set()
     for choice in choices:
@@ -216,7 +217,7 @@ def rate_windows(config, choices: list[dict], path: Path) -> list[Path]:
         tried |= known.keys()
     if not any(len(of_arm[0]) > 2 for arms in panels.values() for of_arm in arms.values()):
         return []
-    looks = arm_looks(arm for arms in panels.values() for arm in arms)
+    looks = arm_looks([*sorted(map(variant_of, rows)), *(arm for arms in panels.values() for arm in arms)])
 
     def finish(axes, title):
         for i, (arm, of_arm) in enumerate(panels[title].items()):
@@ -269,7 +270,7 @@ def claims_figure(records: list[dict], path: Path) -> list[Path]:
         if unit == claims.RATIO:
             axes.set_xscale("log")
             low, high = axes.get_xlim()
-            plain_ticks(axes.xaxis, (1, 1.2, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5))
+            plain_ticks(axes.xaxis, (1, 1.2, 1.5, 2, 3, 5, 7, 8, 9) if high / low < 10 else (1, 2, 5))
         else:
             axes.xaxis.set_major_locator(MaxNLocator(7))
         dress(axes)

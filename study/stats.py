@@ -7,7 +7,7 @@
     equivalent      the claim declares a band ("within"), and two one-sided tests place the mean inside it
     inconclusive    none of these
     passed, failed  a count ("in"): as many seeds as the claim asks for are above the threshold, or fewer
-    not run         fewer than two seeds have all values that the claim compares; of a count, not all of them
+    not run         fewer than two seeds have all values that the claim compares; of a count, not all runs, or no values
 
 A claim is about a contrast, {arm: weight}. The weighted values are summed within each seed, so that whatever
 the runs of a seed share (data, order, initial weights) cancels.
@@ -31,7 +31,8 @@ from study import curves
 
 LEVEL = 0.05
 POWER = 0.8
-SIMULATED_SEEDS = 12  # up to this many the power of the exact test is simulated; Student's is within 3% beyond
+# up to this many the power of the exact test is simulated; beyond, Student's is within 3% for a claim without a family
+SIMULATED_SEEDS = 12
 SIMULATIONS = 4000
 EXACT_SEEDS = 16  # up to this many seeds all 2^n sign patterns are listed; with more, RANDOM_PATTERNS are drawn
 RANDOM_PATTERNS = 100_000

@@ -197,6 +197,8 @@ def test_the_part_gpu_has_every_row_that_docs_gpu_expects_or_what_it_needs(cpu, 
 def test_a_recipe_that_the_gate_run_would_measure_otherwise_is_refused(words, cpu, text, monkeypatch, helpers):
     monkeypatch.setattr(gaterun, "RECIPES", {"mine": words})
     assert "a recipe of the gate run has" in helpers.error_of(gaterun.run_of, cpu, str(text), 0, "mine")
+    for word, said in [("--seeds=", "name one"), ("--against=.", "is no file"), ("--recipes=a", "recipes='a'")]:
+        assert said in helpers.error_of(bench.main, ["gaterun", word])
 
 
 def test_a_part_that_is_stopped_leaves_what_it_has_measured(cpu, tmp_path, monkeypatch, helpers):

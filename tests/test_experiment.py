@@ -238,7 +238,7 @@ def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_
 
 # -- Mistakes, and runs that fail --------------------------------------------------------------------------------------
 
-GAIN = {"contrast": "none", "above": 0}
+GAIN, OF_X = {"contrast": "none", "above": 0}, {"of": ["scores", "x", "loss"]}
 CHOOSING = dict(selection_seeds=[5], learning_rates=[1.0])
 NO_FILE = ["../../evil", "/abs", "", ".a", "x" * 300, "a\nb", "\ud800"]
 WRONG = [
@@ -248,6 +248,7 @@ WRONG = [
     (dict(seeds=[0, 1, 1]), "seeds=[0, 1, 1]: names a seed twice"),
     (dict(seeds_of={"nobody": [1]}), "seeds_of='nobody': must be one of none"),
     (dict(seeds_of={"none": [-1]}), "seeds_of: none: [0]=-1: must be"),
+    (dict(seeds_of={"none": [7]}), "seeds_of: none: has none of seeds=[0, 1]"),
     (dict(first_arms=["nobody"]), "first_arms='nobody': must be one of none"),
     (dict(learning_rates=[0.1]), "learning_rates, selection_seeds: give both, or none"),
     (dict(learning_rates=[0.1], selection_seeds=[1]), "selection_seeds=[1]: the comparison uses some of them"),
@@ -258,13 +259,14 @@ WRONG = [
     (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in=3: is more than the seeds of its arms"),
     (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
     (dict(claims={"helps": GAIN | {"of": ["slices", "64/4"]}}), "claims: helps: of=['slices', '64/4']: must be names"),
-    (dict(claims={"helps": GAIN | {"of": ["log", "scores", "x", "loss"]}}), "helps: of='x': the experiment has no"),
+    (dict(claims={"helps": GAIN | {"of": ["log", *OF_X["of"]]}}), "helps: of='x': the experiment has no"),
+    (dict(claims={"helps": GAIN | OF_X}, scores={"x": {}}, scores_of={"x": ["elementwise"]}), "of='x': the experiment"),
+    (dict(claims={"helps": GAIN | {"above": 99, "of": ["log_steps", 0.9]}}), "99: of=['log_steps', 0.9] is"),
     (dict(claims={"helps": GAIN | {"contrast": {"none": 1}}}), "claims: helps: contrast={'none': 1}: must be a text"),
     (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
     (dict(scores={"longer": {"out": "/elsewhere/a.json"}}), "scores: longer: out: the experiment sets it"),
     (dict(base=FLOAT32 | {"out_dir": "/elsewhere"}), "base: out_dir: the experiment sets it"),
-    *((dict(arms={name: {}}), f"arms: {show(name)}: names are file names") for name in NO_FILE),
-    *((dict(scores={name: {}}), f"scores: {show(name)}: names are file names") for name in NO_FILE),
+    *(({kind: {name: {}}}, f"{kind}: {show(name)}: names are file") for kind in ("arms", "scores") for name in NO_FILE),
 ]
 
 

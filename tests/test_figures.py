@@ -8,7 +8,7 @@ import pytest
 from made_rows import line_of, listed, made_row, rows_of, write_rows
 
 import plot
-from study import report, sinks
+from study import drawing, report, sinks
 
 
 def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, drawn):
@@ -22,6 +22,7 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
     rows.append(rows[0] | {"seed": 2})
     report.figures(rows, tmp_path)
     assert list(drawn) == ["accuracy.png"]
+    assert len({str(look) for look in drawing.arm_looks(map(str, range(20))).values()}) == 20
     panels = drawn["accuracy.png"].axes
     assert [axes.get_title() for axes in panels] == ["gla", "mamba2"]
     for axes in panels:

@@ -156,7 +156,7 @@ def test_runs_of_all_rates_show_in_which_rates_a_mixer_learns(tmp_path, drawn):
     tried, arms = [0.001, 0.01, 0.1], {"softmax": {}, **GLAS}
     value = lambda run: ends[run["arm"]][tried.index(rate_of(run))]  # noqa: E731
     config = choosing(arms=arms)
-    assert report.rate_windows(config, chosen(config, value)[0], tmp_path / "windows.png")
+    assert report.rate_windows(config, chosen(config, value)[0], [], tmp_path / "windows.png")
     _, gla = drawn["windows.png"].axes
     assert list(line_of(gla, "gated").get_xdata()) == tried
     assert list(line_of(gla, "gated").get_ydata()) == pytest.approx([30, 80, 10])
