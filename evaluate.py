@@ -75,7 +75,7 @@ from study.page import aligned
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
 EVALUATED_AT_ONCE = 8192  # tokens of a batch in training; measured: twice as many take 1.1 to 1.3 times as long a token
-POSITION_BINS = 16  # the number of parts of the context that the loss by position is reported for
+POSITION_BINS = 16  # the most parts of the context that the loss by position is reported for
 REPEATED = 8  # a label is "repeated" if so many tokens before it have stood in a row earlier in the window
 
 
@@ -235,6 +235,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     check_same_start(processes, config, ("checkpoint", "dataset", "out"))
     if config.out:
         check_output("out", config.out)
+    if config.lengths and config.block_size:
+        raise UserError("block_size, lengths: give one of them")
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}
     is_sharded = parallel.is_sharded(config, processes.world_size)
     model, checkpoint = load_model(config.checkpoint, "cpu" if is_sharded else processes.device, **rope)
@@ -306,7 +308,7 @@ def read(model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, 
     result = about | summarize(sums, dataset, split)
     if config.lengths:
         (rows,) = (both.sum(0) for both in sums.values())  # (block_size, 3)
-        width = max(1, block_size // POSITION_BINS)
+        width = -(-block_size // POSITION_BINS)
         parts = [(i, rows[i : i + width].sum(0)) for i in range(0, block_size, width)]
         result["by_position"] = [[i, float(part[0] / part[1])] for i, part in parts if part[1] > 0]
     return result

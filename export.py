@@ -43,6 +43,9 @@ from runs.checkpoint import ALL, import_safetensors, load, save
 
 def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None)
+    given = [name for name in ("from_hf", "whole", "to_hf") if getattr(config, name) is not None]
+    if len(given) > 1 or (config.family and given != ["to_hf"]):
+        raise UserError("family goes with to_hf; of from_hf, whole and to_hf give one")
     if config.from_hf is not None:
         text = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
     elif config.whole is not None:

@@ -7,12 +7,11 @@
 The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. Without --device it
 is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the
 run's if it isn't given). A context is read once for all of its continuations, together with contexts of about its
-length: at most --batch_size of either at once (16). The last block_size tokens of a text are read, for scores as the
-harness does it for other models; an answer ends early where cosformer or learned positions end. Special tokens are
-those of an imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers a line end
-before a text. Its bos_token_id stands before a text that is not empty, too, where tokenizer.json puts it there, as
-Llama's does.
-What each row of the training began with is read before every text.
+length: at most --batch_size of either at once (with `run` 16). The last block_size tokens of a text are read, for
+scores as the harness does it for other models; an answer ends early where cosformer or learned positions end. Special
+tokens are those of an imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers
+a line end before a text. Its bos_token_id stands before a text that is not empty, too, where tokenizer.json puts it
+there, as Llama's does.
 """
 
 import configurator
@@ -20,6 +19,7 @@ import configurator
 if __name__ == "__main__":
     configurator.set_up()
 
+import datetime
 import sys
 from pathlib import Path
 
@@ -55,11 +55,15 @@ class NanogateLM(TemplateLM):
     """A checkpoint as the harness sees a model: strings in, log-likelihoods and strings out."""
 
     def __init__(
-        self, checkpoint="out/best.pt", dtype: str | None = None, device=None, batch_size=None, max_batch_size=None
-    ):
+        self, checkpoint="out/best.pt", dtype: str | None = None, device=None, batch_size=None, max_batch_size=None,
+        **others,
+    ):  # fmt: skip
         super().__init__()
+        if others:
+            raise UserError(f"model_args: {next(iter(others))!r} is none; write checkpoint=PATH,dtype=NAME")
         # cuda:0 is lm-eval's own default; under torchrun the library gives each process documents of its own
-        self.processes = Processes("auto" if device in (None, "cuda:0") else device, 0)
+        device, wait = "auto" if device in (None, "cuda:0") else device, datetime.timedelta(days=7)
+        self.processes = Processes(device, 0, wait)
         self._rank, self._world_size = self.processes.rank, self.processes.world_size
         self._device = torch.device(self.processes.device)
         self.model, loaded = load_model(checkpoint, self.processes.device)
@@ -75,9 +79,8 @@ class NanogateLM(TemplateLM):
         is_of_file = isinstance(self.coder, FileTokenizer)
         self.is_put_first = is_of_file and self.coder.encode("", special=True)[:1] == [self.first]
         self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        self.first_ids = loaded.get("data", {}).get("first_ids", [])  # each row of its training began with them
         self.batch_size = max(1, int(batch_size)) if str(batch_size).isdecimal() else ROWS
-        self.limit = max(1, self.model.config.block_size - len(self.first_ids))  # of ids behind first_ids
+        self.limit = self.model.config.block_size
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.tensor(self.processes.from_all(tensor.tolist()))
@@ -95,14 +98,7 @@ class NanogateLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        if self.first_ids:
-            return self.first_ids[-1]
         return self.eot_token_id if self.first is None else self.first
-
-    def begun(self, ids: list[int]) -> list[int]:
-        """The ids behind first_ids, as a row of the training; those of no text are prefix_token_id alone."""
-        n = len(self.first_ids)
-        return [*self.first_ids, *(ids[n:] if ids[:n] == self.first_ids else ids)] or [self.prefix_token_id]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
         """The ids of a text. A tokenizer.json may say that the model's first id is put before it; it then is, once."""
@@ -145,7 +141,7 @@ class NanogateLM(TemplateLM):
                 words = f"a continuation of {len(continuation)} tokens is longer than block_size={self.limit}"
                 raise UserError(words)
             start = max(0, len(context) + len(continuation) - self.limit - 1)
-            pairs.append((self.begun(context[start:]), continuation))
+            pairs.append((context[start:] or [self.prefix_token_id], continuation))
         scores = self.read(pairs)
         for (texts, _, _), score in zip(requests, scores, strict=True):
             self.cache_hook.add_partial("loglikelihood", texts, score)
@@ -156,8 +152,7 @@ class NanogateLM(TemplateLM):
         totals = []
         for request in requests:
             windows = get_rolling_token_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.limit, 1)
-            parts = map(make_disjoint_window, windows)
-            scores = self.read([(self.begun(context), predicted) for context, predicted in parts])
+            scores = self.read([make_disjoint_window(window) for window in windows])
             totals.append(sum(nats for nats, _ in scores))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
         return totals
@@ -176,7 +171,7 @@ class NanogateLM(TemplateLM):
         samples, temperature = keys.get("do_sample"), keys.get("temperature")
         if samples is False or temperature is None:
             temperature = 1.0 if samples else 0.0
-        ids = self.begun(self.tok_encode(context)[-self.limit :])
+        ids = self.tok_encode(context)[-self.limit :] or [self.prefix_token_id]
         asked = next(filter(None, map(keys.get, MOST_NEW)), 256)
         length = int(min(asked, most_new_tokens(self.model, len(ids))))
         idx, new, text = torch.tensor([ids], device=self.model.wte.weight.device), [], ""

@@ -150,9 +150,10 @@ class GPTConfig:
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
         if not all(re.fullmatch(r"none|[1-9][0-9]{0,8}", word.strip()) for word in self.window.split(",")):
             raise UserError(f"window={self.window!r}: must be none, a number from 1 on, or a pattern as 128,128,none")
-        for word in self.position.split(","):
-            is_alone = word == self.position
-            check_choice("position", word.strip(), ("rope", "none", "learned") if is_alone else ("rope", "none"))
+        words = self.position.split(",")
+        for word in words:
+            alone = ("learned",) if words == ["learned"] else ()
+            check_choice("position", word.strip(), ("rope", "none", *alone))
         key_heads, heads, _, _ = self.delta_sizes
         if heads % key_heads:
             raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
@@ -172,14 +173,10 @@ class GPTConfig:
 
     @property
     def delta_sizes(self) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values, in layers with the delta rule."""
+        """Key heads, heads, and the widths of keys and values, in layers with the delta rule; gla has the widths."""
         heads = self.delta_heads or self.n_head
-        return self.delta_key_heads or heads, heads, *self.delta_widths
-
-    @property
-    def delta_widths(self) -> tuple[int, int]:
-        """The widths of keys and values in layers with the delta rule, and in gla."""
-        return self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
+        widths = self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
+        return self.delta_key_heads or heads, heads, *widths
 
     def layers(self) -> list[tuple[str, "LayerGate"]]:
         """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer.

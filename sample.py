@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import configurator
 from configurator import key
-from runs.files import find_checkpoint, find_data, find_path
+from runs.files import find_checkpoint, find_path
 
 
 def find_prompt(start: str) -> None:
@@ -29,7 +29,6 @@ class SampleConfig:
     top_k: int | None = key(None, "draw from the k likeliest tokens only", at_least=1)
     top_p: float | None = key(None, "draw from the fewest tokens that reach this probability", above=0, at_most=1)
     seed: int = key(1337, "seed of the draws", at_least=0)
-    dataset: str | None = key(None, "backcopy: folder of its data (None: that of the training)", find=find_data)
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
 
 
@@ -44,10 +43,10 @@ import warnings
 import torch
 
 from configurator import UserError, read_regular
-from data.tokenizer import tokenizer_of, tokenizer_of_checkpoint
+from data.tokenizer import tokenizer_of_checkpoint
 from ops.sampling import most_new_tokens
 from runs import parallel
-from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
+from runs.checkpoint import check_same_weights, load_model
 from runs.hardware import Processes
 
 
@@ -66,16 +65,10 @@ def run(config: SampleConfig, processes: Processes) -> None:
         check_same_weights(processes, config.checkpoint)
         parallel.shard(model, processes, processes.world_size, "float32")
     trained_on = checkpoint.get("data", {})
-    if trained_on.get("tokenizer") == "backcopy":  # its alphabet lies with the data
-        dataset = data_of(checkpoint, config.dataset)
-        check_vocabulary(model.config.vocab_size, checkpoint, dataset)
-        tokenizer, first_ids = tokenizer_of(dataset), dataset.first_ids
-    else:
-        tokenizer = tokenizer_of_checkpoint(config.checkpoint, trained_on)
-        first_ids = trained_on.get("first_ids", [])
-    prompt = read_prompt(config.start)
-    # the model reads first_ids before the prompt, as each row of its training began with them
-    idx = torch.tensor([[*first_ids, *tokenizer.encode(prompt)]], dtype=torch.long, device=model.wte.weight.device)
+    tokenizer, prompt = tokenizer_of_checkpoint(config.checkpoint, trained_on), read_prompt(config.start)
+    # what each row of its training began with, as <s>, stands before the prompt
+    ids = [*trained_on.get("first_ids", []), *tokenizer.encode(prompt)]
+    idx = torch.tensor([ids], dtype=torch.long, device=model.wte.weight.device)
     # if not even one fits, stream raises with the reason
     n_new = config.max_new_tokens or int(max(1, min(500, most_new_tokens(model, idx.shape[1]))))
     options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)

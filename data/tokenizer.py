@@ -38,6 +38,8 @@ CHOICES = "byte, gpt2, bpe:N (N ids, trained on the text for training), or a fol
 
 def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
     """The tokenizer that a model was trained with. data: what its checkpoint keeps of the data set."""
+    if "alphabet" in data:
+        return AlphabetTokenizer(data["alphabet"])
     folder, name = path if os.path.isdir(path) else os.path.dirname(path), data.get("tokenizer", "")
     if name not in TOKENIZERS and not name.startswith(f"{TOKENIZER_FILE} "):
         raise UserError(f"{path}: names no tokenizer of text ({name or 'none'}); an import needs its tokenizer.json")

@@ -69,12 +69,13 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
             tensors |= read_tensors(part, family)
         weights = translated(config, family, tensors)
     except UserError as error:
-        raise UserError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
+        raise UserError(str(error) if str(error).startswith(str(folder)) else f"{folder}: {error}") from None
 
     checkpoint: dict[str, Any] = {"model": weights, "model_args": dataclasses.asdict(config), "iter_num": 0}
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+        checkpoint["data"]["first_ids"] = tokenizer.encode("", special=True)  # as Llama's <|begin_of_text|>
     longest = their_config.get(FAMILIES[family].keys.get("block_size"), 0)  # a state space model has any length
     return checkpoint, longest, file
 

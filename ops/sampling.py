@@ -63,7 +63,7 @@ def check_prompt(model, idx: torch.Tensor, max_new_tokens: int) -> None:
     if bad := [i for i in idx.flatten().tolist() if not 0 <= i < vocab_size]:
         raise UserError(f"the prompt has token id {bad[0]}; the model knows 0 to {vocab_size - 1}")
     if max_new_tokens > most:
-        works = f"max_new_tokens={most} works; or shorten the prompt, of {T} tokens"
+        works = f"max_new_tokens={most} works; or " * (most > 0) + f"shorten the prompt, of {T} tokens"
         raise UserError(f"position {end - 1} is past block_size={window}, where its state ends: {works}")
     if end > window and any(block.mixer.past_block_size == "rolls" for block in model.blocks):
         warnings.warn(f"past block_size={window} some layers see the last {window} tokens only", stacklevel=3)

@@ -153,7 +153,7 @@ class Processes(contextlib.AbstractContextManager):
     """This process among those that torchrun started, or one alone: rank, world_size, device. In a script,
     `with Processes(device, threads) as processes:` is the whole of the program."""
 
-    def __init__(self, device_name, threads):
+    def __init__(self, device_name, threads, wait=MOST_WAIT):
         self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
         self.is_main, self.signal, self.device = self.rank == 0, 0, pick_device(device_name)
         if self.device == "mps" and self.world_size > 1:  # gloo, which joins the processes, does not know it
@@ -180,7 +180,7 @@ class Processes(contextlib.AbstractContextManager):
         torch.distributed.init_process_group(
             # gloo for what is on the CPU: the processes can agree there without a wait for the GPU
             "cpu:gloo,cuda:nccl" if is_cuda else "gloo", store=store, rank=rank, world_size=world_size,
-            timeout=MOST_WAIT, device_id=torch.device(self.device) if is_cuda else None,
+            timeout=wait, device_id=torch.device(self.device) if is_cuda else None,
         )  # fmt: skip
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -113,8 +113,10 @@ def test_a_sample_begins_as_rows_do_and_another_alphabet_is_refused(
     helpers.train(data, tmp_path / "run", n_layer=1, max_iters=1, meters="false")
     read = []
     monkeypatch.setattr(GPT, "stream", lambda self, idx, *args, **keys: read.append(idx.tolist()) or [])
+    expected = [[first + tokenizer_of(open_dataset(data)).encode("the")]]
+    data.rename(tmp_path / "elsewhere")
     sample.main(helpers.words(checkpoint=tmp_path / "run", start="the", num_samples=1, device="cpu"))
-    assert read == [[first + tokenizer_of(open_dataset(data)).encode("the")]]
+    assert read == expected
     (tmp_path / "other.txt").write_text(TEXT.swapcase())
     make(data, tmp_path / "other.txt")
     message = helpers.error_of(evaluate.main, helpers.words(checkpoint=tmp_path / "run", device="cpu"))

@@ -132,12 +132,10 @@ def test_another_format_is_refused_with_what_reads_it_and_so_are_weights_that_do
 
 
 WRONG = {
-    "an integer": lambda x: x.to(torch.int64),
-    "complex": lambda x: x.to(torch.complex64),
-    "meta": lambda x: x.to("meta"),
-    "sparse": torch.Tensor.to_sparse,
+    "an integer": lambda x: x.to(torch.int64), "complex": lambda x: x.to(torch.complex64),
+    "meta": lambda x: x.to("meta"), "sparse": torch.Tensor.to_sparse,
     "expanded": lambda x: x[:1, :1].expand(2**40, 8),  # one number, a billion times
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16, *WRONG], ids=str)

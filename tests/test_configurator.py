@@ -85,18 +85,16 @@ def test_a_rule_lets_through_what_it_allows_and_says_what_else_is_wrong():
 
 READ = {  # {key: [(text on the command line, the value)]}
     "n_layer": [("6", 6), (" 7 ", 7), ("5*8", 40), ("1e3", 1000)],
-    "batch_size": [("4.0", 4)],
-    "learning_rate": [("1", 1.0), ("3e-4", 3e-4)],
+    "batch_size": [("4.0", 4)], "learning_rate": [("1", 1.0), ("3e-4", 3e-4)],
     "grad_clip": [("None", None), ("none", None), ("null", None), ("2", 2.0)],
     "gated": [("true", True), ("True", True), ("1", True), ("false", False), ("False", False), ("0", False)],
-    "compile": [(False, "false"), ("true", "true")],
+    "compile": [(False, "false"), ("true", "true")], "mixers": [("gla,softmax", ["gla", "softmax"])],
     "gate": [("none", "none"), ("None", "None"), ("native,native,headwise", "native,native,headwise")],
     "start": [("a=b", "a=b"), ("", ""), ("1", "1"), ("--help", "--help")],
     "paths": [("a,b c, d", ["a", "b c", "d"]), ("", []), ("['a', '2']", ["a", "2"])],
     "seeds": [("0,1e1", [0, 10]), ("[3]", [3]), ("(1, 2)", [1, 2])],
-    "mixers": [("gla,softmax", ["gla", "softmax"])],
     "options": [('{"a": [1, true, null]}', {"a": [1, True, None]}), ("{'a': True}", {"a": True})],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", READ)

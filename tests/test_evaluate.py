@@ -169,5 +169,6 @@ def test_finite_weights_whose_loss_is_not_are_one_line_and_no_json(checkpoint, t
     assert not out.exists() and not capsys.readouterr().out
     assert helpers.error_of(evaluate.main, [*words, "--lengths=4,8"]) == message  # which is no limit of a length
     assert "no split 'tset'" in helpers.error_of(evaluate.main, [*words, "--lengths=4,8", "--split=tset"])
+    assert "give one" in helpers.error_of(evaluate.main, [*words, "--lengths=4,8", "--block_size=9"])
     message = helpers.error_of(meters.main, words)
     assert message.startswith(f"{bad}: ") and "diverged" in message and not out.exists()

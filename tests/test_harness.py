@@ -103,26 +103,23 @@ def test_a_context_is_read_once_for_its_continuations(name, batch_size):
 
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
-@pytest.mark.parametrize("first", [[], [0]])
-def test_each_window_of_a_long_text_is_behind_what_rows_of_the_training_began_with(first, trained, helpers, tmp_path):
-    folder = shutil.copytree(trained("softmax"), tmp_path / "out")
-    checkpoint = checkpoints.load(folder)
-    checkpoint["data"]["first_ids"] = first
-    checkpoints.save(folder / "ckpt.pt", checkpoint)
-    own, n = harness.NanogateLM(checkpoint=str(folder), device="cpu"), 32 - len(first)
+def test_a_long_text_is_read_in_windows_and_the_first_one_behind_a_line_end(trained, helpers):
+    own, n = harness.NanogateLM(checkpoint=str(trained("softmax")), device="cpu"), 32
     written = "The quick brown fox jumps over the lazy dog, and again over the other one."
-    ids = [*(first or b"\n"), *written.encode()]
+    ids = [*b"\n", *written.encode()]
     assert own.prefix_token_id == ids[0]
-    windows = [(ids[:1], ids[1 : n + 1]), ([*first, ids[n]], ids[n + 1 : 2 * n + 1])]
-    windows.append(([*first, *ids[-n - 1 : 2 * n + 1]], ids[2 * n + 1 :]))
+    windows = [(ids[:1], ids[1 : n + 1]), (ids[n : n + 1], ids[n + 1 : 2 * n + 1])]
+    windows.append((ids[-n - 1 : 2 * n + 1], ids[2 * n + 1 :]))
     (found,) = own.loglikelihood_rolling(requests((written,)))
     assert found == pytest.approx(sum(definition(own.model, *window)[0] for window in windows), abs=3e-4)
-    contexts = {"": ids[:1], "The quick": [*first, *b"The quick"], written: [*first, *ids[2 - n :]]}  # cut at its start
+    contexts = {"": ids[:1], "The quick": [*b"The quick"], written: ids[2 - n :]}  # cut at its start
     for context, behind in contexts.items():
         ((nats, _),) = own.loglikelihood(requests((context, " It")))
         assert nats == pytest.approx(definition(own.model, behind, list(b" It"))[0], abs=3e-5)
     message = helpers.error_of(own.loglikelihood, requests(("a", "b" * (n + 1))))
     assert message == f"a continuation of {n + 1} tokens is longer than block_size={n}"
+    message = helpers.error_of(harness.NanogateLM, pretrained="out")
+    assert message == "model_args: 'pretrained' is none; write checkpoint=PATH,dtype=NAME"
 
 
 def test_an_imported_model_has_the_special_tokens_of_its_folder(trained, tmp_path):
@@ -149,6 +146,7 @@ def test_a_model_whose_tokenizer_puts_an_id_before_a_text_has_the_scores_of_the_
     test_huggingface.save("Llama", tmp_path / "theirs", dict(bos_token_id=299, eos_token_id=298))
     export.main(helpers.words(from_hf=tmp_path / "theirs", out_dir=tmp_path / "ours"))
     own = harness.NanogateLM(checkpoint=str(tmp_path / "ours"), device="cpu")
+    assert checkpoints.load(tmp_path / "ours")["data"]["first_ids"] == [299]  # sample.py puts it first, too
     plain = own.tok_encode("The quick", add_special_tokens=False)
     assert len(plain) == 9 and own.tok_encode("<|im_start|>The quick") == [299, *plain] == own.tok_encode("The quick")
     hf = pytest.importorskip("lm_eval.models.huggingface")

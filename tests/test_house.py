@@ -14,13 +14,10 @@ def test_the_sizes_of_this_repository_keep_the_ceilings(capsys):
 
 def test_a_circle_of_imports_is_found_on_the_top_level_and_not_in_functions(tmp_path, monkeypatch):
     files = {
-        "a.py": "if True:\n    from b.c import x\n",
-        "b/__init__.py": "",
-        "b/c.py": "from . import d\n",
-        "b/d.py": "import a\nimport json\n",
+        "a.py": "if True:\n    from b.c import x\n", "e2.py": "import e\n",
+        "b/__init__.py": "", "b/c.py": "from . import d\n", "b/d.py": "import a\nimport json\n",
         "e.py": "import a\ndef f():\n    import e2\n",
-        "e2.py": "import e\n",
-    }
+    }  # fmt: skip
     monkeypatch.setattr(house, "ROOT", tmp_path)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

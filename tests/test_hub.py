@@ -2,10 +2,12 @@
 
 import math
 import os
+import subprocess
 import sys
 
 import datasets
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data import documents_of
@@ -87,6 +89,12 @@ def test_what_cannot_be_read_is_one_line_that_lists_what_there_is(copies, tmp_pa
     assert "fewer --processes" in error("--column=story", "--processes=2")
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert error().endswith("pip install datasets")
+
+
+def test_workers_end_when_the_first_process_is_killed():
+    """They hold its standard output, which ends when they do."""
+    code = "import os, data.hub.prepare as p\nwith p.mapping(2) as f:\n list(f(str, '12')); os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, timeout=60).returncode == -9
 
 
 def fail(*words, **keys):

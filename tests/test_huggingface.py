@@ -298,17 +298,15 @@ HYBRID = dict(n_layer=4, attention="gated_deltanet,softmax", delta_key_heads=2, 
 NEXT, WITH_GATES = dict(family="qwen3_next"), OURS | HYBRID | dict(gate="native,elementwise")
 WRITTEN = {  # keys of ours, and what export.py is told
     "Llama, padded": (OURS | dict(qk_norm=False, n_embd=32, n_kv_head=None, pad_vocab_to=64), {}),
-    "GPT-2": (OURS | OF_GPT2, {}),
+    "GPT-2": (OURS | OF_GPT2, {}), "headwise": (OURS | dict(gate="headwise"), {}),
     "elementwise": (OURS | dict(gate="elementwise", rope_fraction=0.5), {}),
-    "headwise": (OURS | dict(gate="headwise"), {}),
     "a number a channel, in every other layer": (OURS | dict(gate="none,shared"), NEXT),
     "a number a token": (OURS | dict(gate="scalar", gate_activation="sigmoid2", match_params=True), {}),
     "a bias": (OURS | dict(gate="headwise,none", gate_bias=1.5, gate_activation="sigmoid2"), {}),
     "constants": (OURS | dict(gate="headwise", gate_input="static", gate_bias=0.5), NEXT),
-    "a hybrid": (WITH_GATES, {}),
+    "a hybrid": (WITH_GATES, {}), "a hybrid without a gate on softmax": (OURS | HYBRID | dict(gate="native,none"), {}),
     "a hybrid of Qwen3-Next, doubled": (WITH_GATES | dict(gate_activation="sigmoid2"), NEXT),
-    "a hybrid without a gate on softmax": (OURS | HYBRID | dict(gate="native,none"), {}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -366,6 +364,7 @@ def test_what_no_family_has_is_refused_by_its_key(words, keys, helpers, tmp_path
     asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", **told)
     message = helpers.error_of(export.main, asked)
     assert words in message and str(tmp_path) in message and not (tmp_path / "theirs").exists()
+    assert helpers.error_of(export.main, [*asked, "--whole=b"]).endswith("of from_hf, whole and to_hf give one")
 
 
 def test_a_qwen3_without_qk_norm_is_for_the_code_of_qiu_et_al(helpers, tmp_path, capsys):

@@ -338,11 +338,10 @@ WITHOUT_EFFECT = [
     dict(attention="gla", gate="headwise@value", gate_input="static"),
     dict(attention="gla", gate="headwise", norm_first=False),
     dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=8),
-    dict(gate="scalar", post_norm=True),
-    dict(gate="scalar@output", post_norm=True, bias=True),
+    dict(gate="scalar", post_norm=True), dict(gate="scalar@output", post_norm=True, bias=True),
     dict(gate="scalar@value", gate_input="static", post_norm=True),
     dict(attention="gla", gate="scalar@query", readout_norm="none", post_norm=True),
-]
+]  # fmt: skip
 WITH_EFFECT = [
     dict(attention="cosformer", gate="headwise@value", gate_input="static"),
     dict(attention="gla", gate="headwise@readout+scalar@value"),

@@ -38,23 +38,18 @@ EVEN = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumula
 DEEP = EVEN | dict(n_layer=8, max_iters=1, eval_interval=1)
 ROUNDED = ALL | dict(parallel="fsdp", dtype="bfloat16", max_iters=2, eval_interval=2)
 RUNS = dict(  # those of two processes
-    ddp=ALL | dict(parallel="ddp"),
-    fsdp=ALL | dict(parallel="fsdp"),
-    ddp_muon=MUON | dict(parallel="ddp"),
-    fsdp_muon=MUON | dict(parallel="fsdp"),
+    ddp=ALL | dict(parallel="ddp"), fsdp=ALL | dict(parallel="fsdp"),
+    ddp_muon=MUON | dict(parallel="ddp"), fsdp_muon=MUON | dict(parallel="fsdp"),
     half=HALF | dict(parallel="fsdp", activation_checkpointing=True, checkpoint="sharded"),
     new_gate=NEW_GATE | dict(parallel="fsdp"),
-    even=EVEN,
-    one_shard=EVEN | dict(shards=1),
-    deep=DEEP,
-    deep_rounded=DEEP | dict(dtype="bfloat16"),
-    rounded=ROUNDED,
-    exact=ROUNDED | dict(gather_dtype="float32"),
+    even=EVEN, one_shard=EVEN | dict(shards=1),
+    deep=DEEP, deep_rounded=DEEP | dict(dtype="bfloat16"),
+    rounded=ROUNDED, exact=ROUNDED | dict(gather_dtype="float32"),
     bad=dict(parallel="fsdp", learning_rate=1e30, warmup_iters=0, grad_clip=0),
     solved=dict(stop_above=0, max_iters=50),
     goes_on=WHOLE | dict(parallel="fsdp", init_from="resume"),
     sharded=MUON | dict(parallel="fsdp", checkpoint="sharded"),
-)
+)  # fmt: skip
 
 
 # -- In each of the processes ------------------------------------------------------------------------------------------

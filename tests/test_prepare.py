@@ -177,6 +177,7 @@ def test_tinyshakespeare_is_checked_and_split_as_nanogpt_s_whether_downloaded_or
         (("".join(f"line {i}\r\n" for i in range(90)), "".join(f"line {i}\r\n" for i in range(10, 20))), 0.1),
         (("a line\n", "b\n \n\n\n\n\n"), 0.05),
         (("\n\na\n", "b" * 99), 0.5),
+        (("\n" + "a" * 99 + "\n", "b\n"), 0.5),
     ],
 )
 def test_one_file_is_split_at_the_border_of_its_lines_and_no_part_is_blank(parts, fraction, tmp_path):

@@ -104,17 +104,14 @@ def by_definition(mixer, x, stream, b, h, i):
     "keys",
     [dict(attention=name, gate="elementwise+headwise@value") for name in MIXERS if MIXERS[name].explicit_weights]
     + [
-        dict(gate="elementwise@output"),
-        dict(gate="elementwise", sink="token"),
-        dict(gate="headwise", n_kv_head=1),
+        dict(gate="elementwise@output"), dict(gate="elementwise", sink="token"), dict(gate="headwise", n_kv_head=1),
         dict(gate="elementwise", readout_norm="rms", norm_first=False),
         dict(gate="headwise", readout_norm="rms", readout_activation="silu", branch_scale=0.3),
-        dict(attention="mamba2", gate="native+elementwise"),
-        dict(attention="gla", gate="native"),
+        dict(attention="mamba2", gate="native+elementwise"), dict(attention="gla", gate="native"),
         dict(attention="cosformer", gate="headwise@denominator"),
     ],
     ids=lambda keys: "-".join(map(str, keys.values())),
-)
+)  # fmt: skip
 def test_what_a_query_gets_from_token_0_is_the_definition(keys):
     mixer = make_model(noise=0.3, **keys).double().blocks[0].mixer
     x, stream = X.double(), 3 * X.double().flip(0)

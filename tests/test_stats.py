@@ -87,16 +87,13 @@ LOW = [-0.2, -0.1, -0.3, -0.1, -0.2, -0.1]
         ([0.0] * 4, {"above": 0.05}, "inconclusive"),  # identical: no spread, but no certainty
         ([0.25] * 6, {"above": 0.25}, "inconclusive"),  # at the threshold: neither beyond nor short of it
         (HIGH, {"above": 0.30, "within": 0.25}, "equivalent"),
-        (HIGH, {"within": 0.25}, "equivalent"),
-        (HIGH, {"within": 0.215}, "inconclusive"),
-        (HIGH, {"within": 0.1}, "not supported"),
-        (LOW, {"within": 0.05}, "not supported"),
+        (HIGH, {"within": 0.25}, "equivalent"), (HIGH, {"within": 0.215}, "inconclusive"),
+        (HIGH, {"within": 0.1}, "not supported"), (LOW, {"within": 0.05}, "not supported"),
         (HIGH, {"above": 0.05, "within": 0.25}, "supported"),
-        (HIGH, {"above": 0.2, "in": 3}, "passed"),
-        (HIGH, {"above": 0.2, "in": 4}, "failed"),
+        (HIGH, {"above": 0.2, "in": 3}, "passed"), (HIGH, {"above": 0.2, "in": 4}, "failed"),
         (HIGH[:1], {"above": 0.05}, "not run"),
     ],
-)
+)  # fmt: skip
 def test_the_word_follows_from_the_exact_test(values, claim, expected):
     assert judge(values, claim)["verdict"] == expected
 

@@ -164,6 +164,8 @@ def mapping(n):
 def start_worker():
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends the others
     tqdm.set_lock(threading.RLock())  # tqdm's own lock would be reported as leaked when they are ended
+    gone = multiprocessing.parent_process().join  # where the first process is killed, a worker would wait forever
+    threading.Thread(target=lambda: (gone(), os._exit(1)), daemon=True).start()
 
 
 def encode_shard(config, tokenizer, folder, numbered):

@@ -14,7 +14,7 @@ The script takes the .py files of the Python that runs it, without tests and ins
 Validation is whole top-level packages and modules, the same for every seed: in the order of the sha256 of their names
 each is taken that fits, and is no more than a sixth of it. The share of its runs of 4 lines that stand in training,
 too, is printed, and is `shared_runs` in meta.json. The seed decides the order of the training files, of which
-most_bytes takes the first. Other versions of Python give other text, so meta.json holds the version.
+most_bytes takes each that fits. Other versions of Python give other text, so meta.json holds the version.
 """
 
 import collections

@@ -97,9 +97,9 @@ def validation_files(files, config):
 def split_lines(text, val_fraction, file):
     """The text in two parts, cut at the last end of a line before the final val_fraction, or else at the first one.
     Neither part is blank: blank lines at the end stay with the line before them."""
-    end = len(text.rstrip())
-    cut = text.rfind("\n", 0, min(round(len(text) * (1 - val_fraction)), end)) + 1 or text.find("\n") + 1
-    if not 0 < cut < end or text[:cut].isspace():
+    begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    cut = text.rfind("\n", begin, min(round(len(text) * (1 - val_fraction)), end)) + 1 or text.find("\n", begin) + 1
+    if not 0 < cut < end:
         raise UserError(f"{file}: has one line of text, which cannot be split; name more files")
     return text[:cut], text[cut:]
 
