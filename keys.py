@@ -173,10 +173,14 @@ class GPTConfig:
 
     @property
     def delta_sizes(self) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values, in layers with the delta rule; gla has the widths."""
+        """Key heads, heads, and the widths of keys and values, in layers with the delta rule."""
         heads = self.delta_heads or self.n_head
-        widths = self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
-        return self.delta_key_heads or heads, heads, *widths
+        return self.delta_key_heads or heads, heads, *self.delta_widths
+
+    @property
+    def delta_widths(self) -> tuple[int, int]:
+        """The widths of keys and values in layers with the delta rule, and in gla, which reads no other delta key."""
+        return self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
 
     def layers(self) -> list[tuple[str, "LayerGate"]]:
         """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer.

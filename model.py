@@ -201,7 +201,7 @@ class GLA(Mixer):
     native_gate = ("silu", "after norm")
 
     def __init__(self, config, gate):
-        C, H, (Dk, Dv) = config.n_embd, config.n_head, config.delta_sizes[2:]
+        C, H, (Dk, Dv) = config.n_embd, config.n_head, config.delta_widths
         super().__init__(config, gate, query=(H, Dk), key=(H, Dk), value=(H, Dv))
         self.split = (H * Dk, H * Dk, H * Dv)
         self.qkv = FusedLinear(C, self.split)
