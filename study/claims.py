@@ -122,12 +122,10 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
             result.update(numbers)
     for result in judged:  # each was corrected for in the family that it was declared in
         arms = {arm: [row for row in rows if row["arm"] == arm] for arm in result["weights"]}
-        words, has_run = {"lost": "no value in seeds"}, result["verdict"] != "not run"
-        words |= {"missing": "a look before all seeds have run, without"} if has_run else {}
-        without = [f"{text} {', '.join(map(str, result[name]))}" for name, text in words.items() if result[name]]
-        looks = undeclared_looks(arms, result["seeds"]) if has_run else []
-        result["exploratory"] |= bool(looks or (has_run and result["missing"]))
-        result["flags"] = without + looks
+        has_run, lost = result["verdict"] != "not run", ", ".join(map(str, result["lost"]))
+        looks = undeclared_looks(arms, result) if has_run else []
+        result["exploratory"] |= bool(looks)
+        result["flags"] = [f"no value in seeds {lost}"] * bool(lost) + looks
         if has_run:
             doubted = doubts([one for one in choices if one["arm"] in {config.rate_of.get(arm, arm) for arm in arms}])
             at_ends = ends_of_the_scale(config, arms) if result["of"] == ["accuracy"] else []
@@ -146,14 +144,15 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[s
     return {"missing": missing, "lost": [seed for seed in seeds if seed not in values and seed not in missing]}
 
 
-def undeclared_looks(arms: dict[str, list[dict]], seeds: list[int]) -> list[str]:
+def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
     """Why this is a look at the verdict that was not declared before the runs; empty if it is none. One look is
     declared, when all seeds have run. A row holds the seeds that its arm was to be run with: others were
     added later, and those that the config no longer has were left out. Older rows do not hold them.
     """
+    seeds, missing = question["seeds"], ", ".join(map(str, question["missing"]))
     planned = [[set(row.get("planned_seeds", seeds)) for row in of_arm] for of_arm in arms.values()]
     first = min(len(plan & set(seeds)) for of_arm in planned for plan in of_arm)
-    words = []
+    words = [f"a look before all seeds have run, without {missing}"] * bool(missing)
     if left_out := sorted(set.intersection(*(set().union(*of_arm) for of_arm in planned)) - set(seeds)):
         words.append(f"seeds {', '.join(map(str, left_out))} were planned and are left out")
     if first < len(seeds):
