@@ -86,6 +86,8 @@ def main(argv):
 
 def parse_slices(config):
     """[(length, pairs), ...], each of them checked."""
+    if config.slices is not None and (config.seq_len, config.pairs) != (Config.seq_len, Config.pairs):
+        raise UserError("slices names lengths and pairs; leave out seq_len and pairs")
     texts = [f"{config.seq_len}/{config.pairs}"] if config.slices is None else config.slices
     words = [re.fullmatch(r" *([0-9]{1,18}) */ *([0-9]{1,18}) *", text) for text in texts]
     slices = [(int(word[1]), int(word[2])) for word in words if word]
