@@ -145,13 +145,25 @@ def test_every_interval_of_the_page_is_that_of_a_claim_or_spans_the_seeds_of_an_
         assert any(numbers == [f"{x:.{d}f}" for x, d in zip(values, digits, strict=False)] for values in known), numbers
 
 
+# tables of gains on the page: {experiment: ([(arm without, arm with) of each column], parts of the text or a step)}
+PARTS = ("val_loss", "near", "far", "repeated", "elsewhere")
+FIVE = [(mixer, f"{mixer} sigmoid") for mixer in ("softmax", "cosformer", "gla", "mamba2", "gated_deltanet")]
+RIVALS = [("none", arm) for arm in ("sigmoid", "sink token", "headwise", "sink head", "softpick", "FoX")]
+OF_HORIZON = [("none 1,500", "sigmoid 1,500"), ("none", "sigmoid"), ("none", "wide"), ("none", "headwise")]
+GAINS = {"horizon": (OF_HORIZON, PARTS), "rivals_on_text": (RIVALS, ("val_loss", "far"))}
+
+
+@pytest.mark.parametrize("experiment", GAINS)
+def test_the_tables_of_gains_are_what_the_rows_hold(experiment):
+    runs, (columns, parts) = by_arm(experiment), GAINS[experiment]
+    for part in parts:
+        of = lambda row, part=part: (row | row["loss"] | dict(row["curve"]))[part]  # noqa: E731
+        gains = [fmean(of(runs[none][seed]) - of(row) for seed, row in runs[arm].items()) for none, arm in columns]
+        assert f"| {' | '.join(f'{gain:.3f}' for gain in gains)} |\n" in PAGE
+
+
 def test_the_page_says_of_horizon_what_its_rows_hold():
     runs = by_arm("horizon")
-    pairs = [("none 1,500", "sigmoid 1,500"), ("none", "sigmoid"), ("none", "wide"), ("none", "headwise")]
-    for part in ("val_loss", "near", "far", "repeated", "elsewhere"):  # the table of gains
-        parts = {arm: {seed: (row | row["loss"])[part] for seed, row in runs[arm].items()} for arm in runs}
-        gains = [fmean(loss - parts[arm][seed] for seed, loss in parts[none].items()) for none, arm in pairs]
-        assert f"| {' | '.join(f'{gain:.3f}' for gain in gains)} |\n" in PAGE
     best = {arm: {seed: max(map(max, run["meters"]["induction"])) for seed, run in runs[arm].items()} for arm in runs}
     learned = [seed for seed, score in best["none"].items() if score > 0.05]
     behind = {seed: run["val_loss"] - runs["none"][seed]["val_loss"] for seed, run in runs["sigmoid"].items()}
@@ -167,11 +179,7 @@ def test_the_page_says_of_the_rivals_what_their_rows_hold():
     for row in read_jsonl(ROOT / "results" / "rivals_on_text" / "rows.jsonl"):
         if "purpose" in row:
             tried.setdefault((row["arm"], row["config"]["learning_rate"]), []).append(row["val_loss"])
-    arms = [runs[arm] for arm in ("sigmoid", "sink token", "headwise", "sink head", "softpick", "FoX")]
-    for of in (lambda row: row["val_loss"], lambda row: row["loss"]["far"]):
-        gains = [fmean(of(runs["none"][seed]) - of(row) for seed, row in arm.items()) for arm in arms]
-        assert f"| {' | '.join(f'{gain:.3f}' for gain in gains)} |\n" in PAGE
-    speeds = [f"{fmean(row['step_ms'] for row in arm.values()):.0f}" for arm in arms]
+    speeds = [f"{fmean(row['step_ms'] for row in runs[arm].values()):.0f}" for _, arm in RIVALS]
     assert f"| {' | '.join(speeds)} |\n" in PAGE
     for arm in ("none", "sigmoid", "sink token"):
         lost = [fmean(tried[arm, rate]) - fmean(tried[arm, 3e-3]) for rate in (6e-3, 1.2e-2)]

@@ -246,13 +246,11 @@ def test_what_no_run_can_go_on_from_is_one_line_and_no_moment_of_another_shape_r
     for wrong in (dict(optimizer={}), dict(scaler={"scale": 1.0}, dtype="float16"), dict(rng=torch.zeros(3))):
         refused("no run can go on from it (", **wrong)
     for part, wrong in [
-        ("exp_avg", torch.zeros(3)),
-        ("exp_avg_sq", torch.zeros(32, 31)),
-        ("step", torch.zeros(2)),
-        ("exp_avg", torch.full((32, 32), torch.nan)),
+        ("exp_avg", torch.zeros(3)), ("exp_avg_sq", torch.zeros(32, 31)),
+        ("step", torch.zeros(2)), ("exp_avg", torch.full((32, 32), torch.nan)),
         # one number that all entries share: the right shape, and a kernel that takes it for dense writes past its end
         ("exp_avg", torch.zeros(1, 1).expand(32, 32)),
-    ]:
+    ]:  # fmt: skip
         words = f"no run can go on from it (its optimizer's {part} of wte.weight is no finite tensor of shape"
         refused(words, optimizer={"state": state | {"wte.weight": state["wte.weight"] | {part: wrong}}})
     words = "no run can go on from it (its optimizer's state is not AdamW's"

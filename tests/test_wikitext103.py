@@ -56,11 +56,9 @@ def test_an_article_begins_at_a_title_between_empty_lines_and_text_before_the_fi
     for documents in (
         # the empty line before a title ends the article before it; the one before the first title has no other place
         [f"{TITLES[0]}{BODIES[0]} \n", f"{TITLES[1][2:]}{BODIES[1]} \n", f"{TITLES[2][2:]}{BODIES[2]}"],
-        ["the rest of one\n \n", " = A = \n \n a\n"],
-        [" = A = \n \n a\n \n", " = B = \n \n b"],
-        [" = A = \n \n = A note = \n a\n"],
-        ["no title"],
-    ):
+        ["the rest of one\n \n", " = A = \n \n a\n"], [" = A = \n \n a\n \n", " = B = \n \n b"],
+        [" = A = \n \n = A note = \n a\n"], ["no title"],
+    ):  # fmt: skip
         assert list(prepare.documents("".join(documents).encode())) == documents
 
 
