@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import configurator
 from configurator import key
-from keys import DTYPES
+from keys import DTYPES, ROPE_SCALINGS
 from runs.files import find_checkpoint, find_data
 
 
@@ -31,7 +31,7 @@ class EvaluateConfig:
     mask_documents: bool | None = key(None, "text: each document is read alone (None: as in training)")
     stride: int | None = key(None, "text: tokens between the starts of windows (None: block_size)", at_least=1)
     lengths: list[int] = key([], "text: context lengths to compare, each with its loss by position", at_least=1)
-    rope_scaling: str | None = key(None, "how RoPE is extended (None: as in training)", choices=("none", "ntk", "yarn"))
+    rope_scaling: str | None = key(None, "how RoPE is extended (None: as in training)", choices=ROPE_SCALINGS)
     rope_factor: float | None = key(None, "with rope_scaling: extension factor (None: as in training)", at_least=1)
     prune_below: float | None = key(None, "gate values under this are set to zero (None: none)", above=0)
     eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")

@@ -15,6 +15,7 @@ if typing.TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")  # of matrix products
 WITH_ROPE_LENGTH = ("yarn", "yarn_untruncated", "llama3")  # values of rope_scaling that ask for rope_length
+ROPE_SCALINGS = ("none", "ntk", "linear", *WITH_ROPE_LENGTH)
 # names that transformers, fla, nanoGPT and others have for a key: what it is called here
 ELSEWHERE = {
     "hidden_size": "n_embd", "d_model": "n_embd", "num_hidden_layers": "n_layer", "num_layers": "n_layer",
@@ -87,7 +88,7 @@ class GPTConfig:
     rope_scaling: str = key(
         "none",
         "how RoPE is extended past block_size; yarn_untruncated: bounds of its ramp between pairs, as in gpt-oss",
-        choices=("none", "ntk", "linear", *WITH_ROPE_LENGTH),
+        choices=ROPE_SCALINGS,
     )
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
     rope_length: int | None = key(None, "yarn, llama3: length RoPE was trained at (None: block_size)", at_least=1)
