@@ -149,8 +149,8 @@ def test_every_interval_of_the_page_is_that_of_a_claim_or_spans_the_seeds_of_an_
 PARTS = ("val_loss", "near", "far", "repeated", "elsewhere")
 FIVE = [(mixer, f"{mixer} sigmoid") for mixer in ("softmax", "cosformer", "gla", "mamba2", "gated_deltanet")]
 RIVALS = [("none", arm) for arm in ("sigmoid", "sink token", "headwise", "sink head", "softpick", "FoX")]
-OF_HORIZON = [("none 1,500", "sigmoid 1,500"), ("none", "sigmoid"), ("none", "wide"), ("none", "headwise")]
-GAINS = {"horizon": (OF_HORIZON, PARTS), "rivals_on_text": (RIVALS, ("val_loss", "far"))}
+FORMS = [("none 1,500", "sigmoid 1,500"), ("none", "sigmoid"), ("none", "wide"), ("none", "headwise")]
+GAINS = {"horizon": (FORMS, PARTS), "rivals_on_text": (RIVALS, PARTS[:3:2]), "one_harness": (FIVE, (1500, *PARTS[1:]))}
 
 
 @pytest.mark.parametrize("experiment", GAINS)
