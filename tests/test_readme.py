@@ -170,8 +170,12 @@ def test_the_page_says_of_horizon_what_its_rows_hold():
     least, most = min(behind[seed] for seed in learned), max(behind[seed] for seed in learned)
     assert 0.05 < max(max(best[arm].values()) for arm in ("wide", "headwise")) < 0.06
     assert len(learned) == 6 and max(best["sigmoid"].values()) < 0.01 and f"{least:.3f} to {most:.3f} behind" in PAGE
-    pruned = [run["scores"]["pruned"]["loss"] - run["val_loss"] for run in runs["sigmoid"].values()]
-    assert f"{min(pruned):.3f} to {max(pruned):.3f} higher" in PAGE
+    rise = {}  # {(arm, how its models were read again): the loss of each over what it was}
+    for arm, how in (("sigmoid", "pruned"), ("none", "8 bits"), ("sigmoid", "8 bits")):
+        rise[arm, how] = [run["scores"][how]["loss"] - run["val_loss"] for run in runs[arm].values()]
+    assert f"{min(rise['sigmoid', 'pruned']):.3f} to {max(rise['sigmoid', 'pruned']):.3f} higher" in PAGE
+    eight = [f"{fmean(rise[arm, '8 bits']):.4f}" for arm in ("none", "sigmoid")]
+    assert f"{eight[0]} without a gate, {eight[1]} with" in PAGE
 
 
 def test_the_page_says_of_the_rivals_what_their_rows_hold():

@@ -97,12 +97,8 @@ def test_a_slice_counts_what_lies_beyond_the_one_before(tmp_path):
 def test_the_hash_covers_how_rows_are_drawn_and_a_stranger_names_a_known_task(tmp_path):
     dataset = make(tmp_path)
     how = dataset.meta["splits"]["train"]["drawn"]
-    for change, refusal in (
-        ({"task": "os.system"}, "must be one of"),
-        ({"task": "s5"}, "must be 121"),
-        ({"seed": 7}, ""),
-    ):
-        splits = dataset.meta["splits"] | {"train": {"drawn": how | change, "shards": []}}
+    for new, refusal in (({"task": "os.system"}, "must be one of"), ({"task": "s5"}, "must be 121"), ({"seed": 7}, "")):
+        splits = dataset.meta["splits"] | {"train": {"drawn": how | new, "shards": []}}
         (tmp_path / "meta.json").write_text(json.dumps(dataset.meta | {"splits": splits}))
         assert not refusal or refusal in error_of(open_dataset, tmp_path)
     assert open_dataset(tmp_path).sha256 != dataset.sha256
