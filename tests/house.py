@@ -15,14 +15,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "lines: product": 14_000,
-    "lines: tests": 11_000,
-    "lines: model.py": 700,
-    "lines: longest other product file": 600,
-    "lines: config": 1_400,
-    "lines: study + experiment.py": 2_900,
-    "lines: runs": 2_300,
-    "lines: speed + bench.py": 800,
     "kB: docs": 60,
     "kB: prose of results": 45,
     "kB: prose of results/bench": 8,
