@@ -16,6 +16,7 @@ from study.rows import mixer_of, script_of
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 
 RATIO = "ratio of steps"
+UNDECIDABLE = "could not be decided"  # a verdict: the design had too few seeds for its number of claims
 SHARES = {"share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "gate_below_0.1", "induction"}  # meters
 NATS, AS_IT_IS = "nats a token", "as in the rows"
 UNIT_OF = {
@@ -120,17 +121,47 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
         asked = [(list(result["by_seed"].values()), result["rule"]) for result in family]
         for result, numbers in zip(family, stats.judge(asked), strict=True):
             result.update(numbers)
+    correct_over_all(judged)
     for result in judged:  # each was corrected for in the family that it was declared in
+        if result["verdict"] == "inconclusive" and not can_be_supported(result):
+            result["verdict"] = UNDECIDABLE
         arms = {arm: [row for row in rows if row["arm"] == arm] for arm in result["weights"]}
         has_run, lost = result["verdict"] != "not run", ", ".join(map(str, result["lost"]))
         looks = undeclared_looks(arms, result) if has_run else []
         result["exploratory"] |= bool(looks)
-        result["flags"] = [f"no value in seeds {lost}"] * bool(lost) + looks
+        result["flags"] = [f"no value in seeds {lost}"] * bool(lost) + looks + only_in_its_family(result)
         if has_run:
             doubted = doubts([one for one in choices if one["arm"] in {config.rate_of.get(arm, arm) for arm in arms}])
             at_ends = ends_of_the_scale(config, arms) if result["of"] == ["accuracy"] else []
             result["flags"] += at_ends + unlike_pairs(arms) + unlike_rates(arms) + doubted
     return judged
+
+
+def can_be_supported(question: dict) -> bool:
+    """Whether the claim's seeds can give a corrected p under 0.05 in any of its tests."""
+    return any(p < stats.LEVEL for _, _, p, _ in question["tests"])
+
+
+def correct_over_all(judged: list[dict]) -> None:
+    """Adds "p_all", the smallest p of a claim after Holm's correction over all confirmatory tests of the experiment,
+    and "n_all", their number. A test that has not run counts, with p = 1. Exploratory claims get neither."""
+    names = {"above": "p", "within": "p_within"}
+    tests = []
+    for result in judged:
+        if not result["exploratory"]:
+            tests += [(result, result.get(names[kind], 1.0)) for kind, *_ in result["tests"]]
+    corrected = stats.holm([p for _, p in tests])
+    for (result, _), p in zip(tests, corrected, strict=True):
+        if result["verdict"] != "not run":
+            result["p_all"] = min(p, result.get("p_all", 1.0))
+            result["n_all"] = len(tests)
+
+
+def only_in_its_family(result: dict) -> list[str]:
+    """Says so where a verdict holds within the family of the claim, and not over all claims of the experiment."""
+    if result["verdict"] not in ("supported", "equivalent") or result.get("p_all", 0.0) < stats.LEVEL:
+        return []
+    return [f"in its family alone: p is {result['p_all']:.2g} over all {result['n_all']} tests of the experiment"]
 
 
 def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[str, list[int]]:
@@ -241,7 +272,7 @@ def record(claim: dict) -> dict:
         # sum and not fmean: the last digits of the files that are there
         "estimate": shown(sum(values.values()) / len(values)) if values else None,
         **{name: shown(claim.get(name)) for name in numbers},
-        **{name: claim.get(name) for name in ("p", "p_holm", "p_within_holm", "over", "needed", "sides")},
+        **{name: claim.get(name) for name in ("p", "p_holm", "p_within_holm", "p_all", "over", "needed", "sides")},
         "seeds": {str(seed): shown(value) for seed, value in values.items()}, "flags": claim["flags"],
     }  # fmt: skip
 
@@ -250,9 +281,10 @@ def table(records: list[dict]) -> Table | None:
     """A line per claim, of what claims.json keeps of it; all numbers but p and seeds are in its unit."""
     title = (
         "Claims: the mean over the seeds with its exact 95% interval (one-sided: two bounds; where few seeds leave it "
-        "open, Student's),\np after Holm's correction, and the effect or the band that 80% of such would show"
+        "open, Student's),\np after Holm's correction over its family, and over all tests of the experiment that were "
+        "declared, and the\neffect or the band that 80% of such would show"
     )
-    header = ["claim", "verdict", "mean (interval)", "asked", "unit", "p", "could see", "seeds"]
+    header = ["claim", "verdict", "mean (interval)", "asked", "unit", "p", "p over all", "could see", "seeds"]
     return Table(title, header, [[one["name"], *cells_of(one)] for one in records]) if records else None
 
 
@@ -260,7 +292,7 @@ def cells_of(one: dict) -> list[str]:
     """The cells of a claim's line behind its name."""
     form, n, verdict = UNITS[one["unit"]][1], len(one["seeds"]), "exploratory: " * one["exploratory"] + one["verdict"]
     if one["verdict"] == "not run" or one["estimate"] is None:
-        return [verdict, *["-"] * 5, str(n)]
+        return [verdict, *["-"] * 6, str(n)]
     exact, student = (one["low"], one["high"]), (one["student_low"], one["student_high"])
     low, high = student if None in exact else exact
     mean = f"{one['estimate']:{form}}" + ("" if low is None else f" ({low:{form}} to {high:{form}})")
@@ -270,7 +302,9 @@ def cells_of(one: dict) -> list[str]:
     p = [f"{one[name]:.2g}" for name in ("p_holm", "p_within_holm") if one[name] is not None]
     effects, form = [one[name] for name in ("detectable", "detectable_within")], FACTORS.get(one["unit"], form)
     seen = [f"{effect:{form}}".lstrip("+") for effect in effects if effect is not None]
-    return [verdict, mean, ", ".join(asked), one["unit"], *(", ".join(part) or "-" for part in (p, seen)), str(n)]
+    over_all = "-" if one.get("p_all") is None else f"{one['p_all']:.2g}"
+    p, seen = (", ".join(part) or "-" for part in (p, seen))
+    return [verdict, mean, ", ".join(asked), one["unit"], p, over_all, seen, str(n)]
 
 
 def remarks(records: list[dict]) -> str:

@@ -6,6 +6,8 @@
     refuted         the upper bound lies under zero, and that threshold does not
     equivalent      the claim declares a band ("within"), and two one-sided tests place the mean inside it
     inconclusive    none of these
+    could not be    none of these, and the seeds could give no corrected p under 0.05 (claims.judge_claims)
+    decided
     passed, failed  a count ("in"): as many seeds as the claim asks for are above the threshold, or fewer
     not run         fewer than two seeds have all values that the claim compares; of a count, not all runs, or no values
 

@@ -33,7 +33,7 @@ def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value
     asked = {"most": {"contrast": "gated", "above": 0.4, "in": 2}}
     rows = rows_of(config := config_of(asked, 3), lambda run: {0: 0.5, 1: None, 2: 0.6}[run["seed"]])
     (judged,) = claims.judge_claims(config, rows)
-    assert cells_of(judged) == ["passed", "+55.0", "over +40.0, in 2 seeds: 2", "points", "-", "-", "2"]
+    assert cells_of(judged) == ["passed", "+55.0", "over +40.0, in 2 seeds: 2", "points", "-", "-", "-", "2"]
     assert claims.remarks([claims.record(judged)]) == "no value in seeds 1: most"
     few = [row for row in rows if row["seed"] < 2]
     assert cells_of(*claims.judge_claims(config, few))[0] == "not run"
@@ -57,6 +57,34 @@ def test_a_claim_is_corrected_within_its_question_also_for_those_that_have_not_r
     assert judged["a"]["detectable"] == pytest.approx(seen)
     words = [cells_of(claim)[0] for claim in judged.values()]
     assert words[0] == "supported" and words[-1] == "exploratory: supported"
+
+
+def test_a_look_that_its_seeds_can_never_support_could_not_be_decided():
+    arms = {"none": {}, "gated": {"gate": "elementwise"}, "late": {"gate": "headwise"}}
+    gain = {"contrast": GAIN, "above": 0, "exploratory": True}
+    asked = {"gated": gain, "late": gain | {"contrast": "late - none"}}
+    words = {}
+    for n in (6, 7):  # after Holm over two claims the least p is 0.062, then 0.031
+        rows = rows_of(config := config_of(asked, n, arms=arms), lambda run: 0.5 + run["seed"] / 100)
+        words[n] = {claim["verdict"] for claim in claims.judge_claims(config, rows)}
+    assert words == {6: {claims.UNDECIDABLE}, 7: {"inconclusive"}}
+    lower = config_of({"gated": gain}, 6)
+    (judged,) = claims.judge_claims(lower, rows_of(lower, lambda run: 0.5 - (run["arm"] == "gated") * 0.1))
+    assert judged["verdict"] == "refuted"  # a bound can still decide against the claim
+
+
+def test_a_verdict_that_holds_in_its_family_alone_is_flagged_with_p_over_all_declared_tests():
+    gain = {"contrast": GAIN, "above": 0, "sides": 1}
+    names = {f"claim {i}": gain | {"family": f"family {i}"} for i in range(13)}
+    asked = names | {"look": gain | {"exploratory": True}}
+    rows = rows_of(config := config_of(asked), helped)
+    *declared, look = claims.judge_claims(config, rows)
+    assert {claim["verdict"] for claim in declared} == {"supported"}
+    assert {claim["p_holm"] for claim in declared} == {2**-8} and {claim["p_all"] for claim in declared} == {13 * 2**-8}
+    assert declared[0]["flags"] == ["in its family alone: p is 0.051 over all 13 tests of the experiment"]
+    assert "p_all" not in look and look["flags"] == []
+    twelve = config_of(dict(list(names.items())[:12]))
+    assert claims.judge_claims(twelve, rows_of(twelve, helped))[0]["flags"] == []
 
 
 def test_a_claim_that_its_seeds_cannot_support_is_refused_unless_it_is_exploratory(helpers):
@@ -96,7 +124,7 @@ def test_a_dry_run_says_what_each_claim_can_show():
     assert "0.2, assumed" in experiment.estimate(config, others)
     asked = {"equal": {"contrast": GAIN, "within": 0.1, "exploratory": True}}
     (few,) = claims.judge_claims(config_of(asked, 3), [row for row in rows if row["seed"] < 3])
-    assert cells_of(few)[5] == "-"
+    assert cells_of(few)[6] == "-"
     slow = config_of({"slow": {"contrast": "gated", "above": 5.0, "of": ["log_steps", 0.4]}}, pair_spread=0.2)
     effect, _ = stats.detectable(8, 0.05 / 2)
     factor = f"{math.exp(0.2 * math.sqrt(0.5) * effect):.2f}"  # and not a number of steps
@@ -200,7 +228,7 @@ def test_the_claims_of_each_experiment_stand_in_a_figure_and_all_in_one_table(tm
         (tmp_path / name).mkdir()
         (tmp_path / name / "claims.json").write_text(json.dumps({"claims": records if name != "empty" else []}))
     plot.main([str(tmp_path)])
-    one, _, _, _, header, *table = capsys.readouterr().out.splitlines()
+    one, _, _, _, _, header, *table = capsys.readouterr().out.splitlines()
     assert one == str(tmp_path / "one" / "claims.png") and header.startswith("claim ")
     assert [line.split("  ")[0] for line in table] == [f"{a}: {b['name']}" for a in ("one", "two") for b in records]
     assert " not supported " in table[0] and re.search(" exploratory: .* 1.00 .* over 1.00 ", table[1])
