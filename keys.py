@@ -224,6 +224,11 @@ class TrainConfig(GPTConfig):
     optimizer: str = key("adamw", "muon: Muon for the blocks' matrices, AdamW for the rest", choices=("adamw", "muon"))
     learning_rate: float = key(6e-4, "peak of the learning rate", above=0)
     muon_lr_scale: float = key(1.0, "Muon's learning rate, as a multiple of AdamW's", above=0)
+    gate_lr_scale: float = key(1.0, "learning rate of the gates' parameters, as a multiple of the others'", above=0)
+    gate_weight_decay: float | None = key(None, "weight decay of the gates' matrices (None: weight_decay)", at_least=0)
+    gate_optimizer: str | None = key(
+        None, "optimizer=muon: what steps the gates' matrices (None: muon)", choices=("adamw", "muon")
+    )
     schedule: str | None = key(
         None,
         "learning rate after the warmup; cosine: falls to min_lr; wsd: constant, then falls over the last decay_iters; "
@@ -270,6 +275,8 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.gate_optimizer == "muon" and self.optimizer != "muon":
+            raise UserError("gate_optimizer='muon': is for optimizer='muon'; leave it out, or add --optimizer=muon")
         if not self.decay_lr and self.schedule in ("cosine", "wsd"):
             raise UserError(f"schedule={self.schedule!r}: decay_lr=False means constant; leave one of them out")
         if self.schedule != "wsd" and self.decay_iters is not None:

@@ -19,7 +19,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice
-from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, check_gate
+from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection
 from mixers import Mamba3, Monarch
@@ -607,9 +607,21 @@ class GPT(nn.Module):
         idle = sum(block.mlp.n_idle for block in self.blocks if block.mlp is not None)
         return 2 * (self.n_params() - looked_up - idle) + mixing
 
-    def parameter_groups(self, weight_decay: float) -> list[dict]:
-        """Two groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which do not decay."""
-        matrices = [(name, p) for name, p in self.named_parameters() if p.dim() >= 2]
-        vectors = [(name, p) for name, p in self.named_parameters() if p.dim() < 2]
-        groups = ((matrices, weight_decay), (vectors, 0.0))
-        return [{"params": named, "weight_decay": decay, "lr_scale": 1.0} for named, decay in groups]
+    def parameter_groups(
+        self, weight_decay: float, gate_weight_decay: float | None = None, gate_lr_scale: float = 1.0
+    ) -> list[dict]:
+        """Groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which do not decay; then
+        the matrices and the vectors of the gates, if there are any. gate_weight_decay=None: as the other matrices."""
+        gates = [module for module in self.modules() if isinstance(module, Gate)]
+        of_gates = {p for gate in gates for p in gate.parameters()}
+        groups = []
+        for is_gate in (False, True):
+            named = [(name, p) for name, p in self.named_parameters() if (p in of_gates) == is_gate]
+            matrices = [(name, p) for name, p in named if p.dim() >= 2]
+            vectors = [(name, p) for name, p in named if p.dim() < 2]
+            has_own_decay = is_gate and gate_weight_decay is not None
+            decay = gate_weight_decay if has_own_decay else weight_decay
+            lr_scale = gate_lr_scale if is_gate else 1.0
+            groups.append({"params": matrices, "weight_decay": decay, "lr_scale": lr_scale})
+            groups.append({"params": vectors, "weight_decay": 0.0, "lr_scale": lr_scale})
+        return [group for group in groups if group["params"]]

@@ -12,6 +12,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from gate import Gate
 from ops.fast import at_least_float32
 from runs.parallel import full_tensor, part_of
 
@@ -27,10 +28,16 @@ def keep_compiler_out() -> None:
             method.__dynamo_disable = method  # what torch._compile._disable_dynamo looks for before it imports
 
 
-def matrices_of(model) -> dict[Tensor, list[int]]:
+def matrices_of(model, with_gates: bool = True) -> dict[Tensor, list[int]]:
     """{weight of a linear layer in a block: the rows of each matrix in it}. Moonlight gives Muon the same ones (Liu et
-    al. 2025): small ones such as beta's too, but no embedding, output layer, convolution or vector."""
-    linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
+    al. 2025): small ones such as beta's too, but no embedding, output layer, convolution or vector.
+
+    with_gates=False leaves out the weights of gates, which some trainers keep in AdamW (modded-nanogpt, Marin).
+    """
+    left_out = set()
+    if not with_gates:
+        left_out = {child for gate in model.modules() if isinstance(gate, Gate) for child in gate.modules()}
+    linears = [module for module in model.blocks.modules() if isinstance(module, nn.Linear) and module not in left_out]
     return {linear.weight: getattr(linear, "parts", [linear.out_features]) for linear in linears}
 
 

@@ -124,15 +124,20 @@ def make_optimizers(model: GPT, config: TrainConfig, device_type: str) -> list[t
 
     The learning rate of a step is the schedule's times the group's lr_scale.
     """
-    matrices, vectors = model.parameter_groups(config.weight_decay)
-    lr, betas, is_fused = config.learning_rate, (config.beta1, config.beta2), device_type != "mps"
-    parts = matrices_of(model) if config.optimizer == "muon" else {}
-    of_muon = [pair for pair in matrices["params"] if pair[1] in parts]
-    rest = [pair for pair in matrices["params"] if pair[1] not in parts]
-    adamw = torch.optim.AdamW([matrices | {"params": rest}, vectors], lr=lr, betas=betas, fused=is_fused)
-    if config.optimizer == "adamw":
-        return [adamw]
-    return [Muon([matrices | {"params": of_muon, "lr_scale": config.muon_lr_scale}], parts, lr), adamw]
+    groups = model.parameter_groups(config.weight_decay, config.gate_weight_decay, config.gate_lr_scale)
+    parts = matrices_of(model, with_gates=config.gate_optimizer != "adamw") if config.optimizer == "muon" else {}
+    of_muon = []
+    of_adamw = []
+    for group in groups:
+        stepped_by_muon = [pair for pair in group["params"] if pair[1] in parts]
+        others = [pair for pair in group["params"] if pair[1] not in parts]
+        if stepped_by_muon:
+            of_muon.append(group | {"params": stepped_by_muon, "lr_scale": config.muon_lr_scale * group["lr_scale"]})
+        if others:
+            of_adamw.append(group | {"params": others})
+    betas = (config.beta1, config.beta2)
+    adamw = torch.optim.AdamW(of_adamw, lr=config.learning_rate, betas=betas, fused=device_type != "mps")
+    return [Muon(of_muon, parts, config.learning_rate), adamw] if of_muon else [adamw]
 
 
 def make_model(config: TrainConfig, resumed: dict | None, source: dict | None) -> tuple[GPT, list[str], list[str]]:

@@ -1,5 +1,6 @@
 """
-Rows that are drawn anew for every step, so that a training run never reads one twice: the tasks of data/states.
+Rows that are drawn anew for every step, so that a training run never reads one twice: the tasks of data/states and
+data/induction.
 
     tokens, labels = rows("parity", 32, "a key", 1000, 256)       # rows 1000, ..., 1255 of this key, each (256, 32)
 
@@ -9,6 +10,7 @@ i * n, ..., (i + 1) * n - 1, so that it is found without the rows before it. Ids
 the label 0 means that nothing is predicted. No torch is imported here.
 """
 
+import functools
 import hashlib
 import itertools
 
@@ -20,10 +22,15 @@ LONGEST = 1 << 20  # tokens of a row
 
 def rows(task: str, length: int, key: str, first: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, labels), each (n, length) int64: the rows first, ..., first + n - 1 of the key."""
+    return TASKS[task][0](random_bits(task, length, key, first, n))
+
+
+def random_bits(task: str, length: int, key: str, first: int, n: int) -> np.ndarray:
+    """(n, length): the 32 random bits of each token of these rows."""
     counters = -(-length // 4)
     philox_key = int.from_bytes(hashlib.sha256(f"{task} {length} {key}".encode()).digest()[:16], "little")
     bits = np.random.Philox(key=philox_key, counter=first * counters).random_raw(4 * counters * n)
-    return TASKS[task][0]((bits >> np.uint64(32)).reshape(n, 4 * counters)[:, :length])
+    return (bits >> np.uint64(32)).reshape(n, 4 * counters)[:, :length]
 
 
 def below(bits: np.ndarray, k: int) -> np.ndarray:
@@ -69,10 +76,71 @@ def word_problem(size):
     return draw
 
 
+INDUCTION_IDS = 64
+SHORTEST_STRING = 12  # tokens; the longest has 15 more
+
+
+@functools.cache
+def bigram_table() -> np.ndarray:
+    """(64, 64): the probabilities of the next id behind each id, the same for all rows. The entropy behind an id is
+    3.5 nats on average; log 64 is 4.2."""
+    n = INDUCTION_IDS
+    bits = np.random.Philox(key=0).random_raw(n * n) >> np.uint64(32)
+    weights = (bits.reshape(n, n) / 2.0**32) ** 3
+    return weights / weights.sum(1, keepdims=True)
+
+
+def sources_of(bits: np.ndarray) -> np.ndarray:
+    """(n, T): for each position of a row the one that it repeats, or itself where its token is new.
+
+    A row is a sequence of strings. The first is new. Each later one is new or, as likely, repeats one of the new
+    strings before it, from its first token on; the last one is cut where the row ends. The i-th string is decided by
+    the low 12 bits of position i: the lowest says whether it repeats, the next but three which string, the highest four
+    how long it is.
+    """
+    n, T = bits.shape
+    sources = np.tile(np.arange(T), (n, 1))
+    low = (bits & np.uint64(0xFFF)).astype(np.int64)
+    for row in range(n):
+        new_strings = []  # (first position, length)
+        start = 0
+        for choice in low[row].tolist():
+            if start >= T:
+                break
+            if new_strings and choice & 3:
+                first, length = new_strings[(choice >> 4 & 15) * len(new_strings) // 16]
+                length = min(length, T - start)
+                sources[row, start : start + length] = np.arange(first, first + length)
+            else:
+                length = SHORTEST_STRING + (choice >> 8)
+                new_strings.append((start, length))
+            start += length
+    return sources
+
+
+def induction(bits):
+    """Strings of a chain with a fixed table of pairs, and repeats of them. The label is the next token, 0 at the end."""
+    flat = (np.minimum(np.cumsum(bigram_table(), axis=1), 1.0) + np.arange(INDUCTION_IDS)[:, None]).ravel()
+    chances = (bits >> np.uint64(12)) / 2.0**20  # the upper 20 of 32 bits; the lower 12 are those of sources_of
+    sources, rows = sources_of(bits), np.arange(len(bits))
+    tokens = np.zeros(bits.shape, np.int64)
+    tokens[:, 0] = below(bits[:, 0], INDUCTION_IDS)
+    for t in range(1, bits.shape[1]):
+        before = tokens[:, t - 1]
+        drawn = np.searchsorted(flat, before + chances[:, t], side="right") - before * INDUCTION_IDS
+        drawn = np.minimum(drawn, INDUCTION_IDS - 1)  # a sum of floats may round up to the next row
+        tokens[:, t] = np.where(sources[:, t] < t, tokens[rows, sources[:, t]], drawn)
+    labels = np.zeros_like(tokens)
+    labels[:, :-1] = 1 + tokens[:, 1:]
+    return 1 + tokens, labels
+
+
 # name: (32 random bits a token (n, T) -> tokens, labels; the number of states; that of ids, with 0)
 TASKS = {
     "parity": (parity, 2, 3),
     "arithmetic": (arithmetic, 5, 9),
     "s3": (word_problem(3), 6, 7),
     "s5": (word_problem(5), 120, 121),
+    "induction": (induction, INDUCTION_IDS, INDUCTION_IDS + 1),
 }
+STATES = ("parity", "arithmetic", "s3", "s5")  # those of data/states

@@ -9,6 +9,7 @@ from keys import WITH_ROPE_LENGTH, word_of
 from model import GPT, MIXERS, GPTConfig
 from runs.memory import NoRandomStart
 
+OF_GATES = ["gate_lr_scale", "gate_weight_decay", "gate_optimizer"]
 NOT_SEEN = {"init", "block_size", "logit_softcap"}  # read by the start of the weights, the data and the output
 
 
@@ -17,7 +18,8 @@ def notes_on_keys(config, resumes: bool, new: list[str]) -> list[str]:
     the run. new: the parameters that the weights it started from lacked."""
     unused = unused_keys(config) | reasons(
         (["min_lr", "lr_decay_iters"], config.decay == "constant", "schedule is constant"),
-        (["muon_lr_scale"], config.optimizer == "adamw", "optimizer is adamw"),
+        (["muon_lr_scale", "gate_optimizer"], config.optimizer == "adamw", "optimizer is adamw"),
+        (OF_GATES, not any(gate.native or gate.positions for _, gate in config.layers()), "there is no gate"),
         (["new_lr_scale"], not new, "no parameter is new beside a checkpoint's"),
         (["keep_moments"], resumes, "the run goes on with its own"),
         (["shards", "gather_dtype"], config.parallel == "ddp", "parallel is ddp"),

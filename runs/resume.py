@@ -68,7 +68,8 @@ def go_on(given: dict, file: Path) -> tuple:
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
     of_model = model_keys(resumed, file)
     # a run's evaluations are compared with each other: they read the same sample in the same way
-    kept = {name: before[name] for name in ("eval_tokens", "mask_documents", "optimizer")} | {"dtype": resumed["dtype"]}
+    names = ("eval_tokens", "mask_documents", "optimizer", "gate_optimizer")
+    kept = {name: before[name] for name in names} | {"dtype": resumed["dtype"]}
     for name, had in (of_model | kept).items():
         if (asked := given.get(name, had)) != had and (name, asked) not in DERIVED:
             raise UserError(f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or its config")

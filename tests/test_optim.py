@@ -103,4 +103,65 @@ def test_muon_has_the_linear_layers_of_the_blocks_and_no_embedding_output_layer_
     linears = {f"{path}.weight" for path, module in gpt.named_modules() if isinstance(module, nn.Linear)}
     assert theirs == linears - {"head.weight"} and "wte.weight" in ours
     assert all(sum(rows) == len(weight) for weight, rows in matrices_of(gpt).items())
-    assert [group["weight_decay"] for group in (*muon.param_groups, *adamw.param_groups)] == [0.1, 0.1, 0.0]
+    assert {group["weight_decay"] for group in muon.param_groups} == {0.1}
+    assert [group["weight_decay"] for group in adamw.param_groups] == [0.1, 0.0]
+
+
+# -- The gates' own rate, decay and optimizer -------------------------------------------------------------------------
+
+
+def groups_by_name(config):
+    """{name of a parameter: (its optimizer, lr_scale, weight decay)}"""
+    found = {}
+    for optimizer in train.make_optimizers(GPT(config), config, "cpu"):
+        for group in optimizer.param_groups:
+            for name in group["param_names"]:
+                found[name] = (type(optimizer).__name__, group["lr_scale"], group["weight_decay"])
+    return found
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_gates_have_the_rate_and_the_decay_that_their_keys_say_and_no_other_parameter_does(name):
+    keys = dict(gate="native+elementwise@readout+elementwise@value", gate_bias=1.0, attention=name)
+    plain = groups_by_name(train.TrainConfig(**SMALL, **keys))
+    ours = groups_by_name(train.TrainConfig(**SMALL, **keys, gate_lr_scale=0.3, gate_weight_decay=0.02))
+    gates = {name for name in plain if ".gates." in name or ".native." in name}
+    assert plain.keys() == ours.keys() and {".proj.bias" in name for name in gates} == {True, False}
+    for name, (optimizer, scale, decay) in plain.items():
+        is_matrix = decay > 0
+        expected = (optimizer, 0.3, 0.02 if is_matrix else 0.0) if name in gates else (optimizer, scale, decay)
+        assert ours[name] == expected, name
+        assert scale == 1.0
+
+
+def test_a_gate_can_stay_in_adamw_while_muon_steps_the_other_matrices():
+    keys = dict(gate="native+elementwise", attention="gla", optimizer="muon", muon_lr_scale=1.5, gate_lr_scale=0.5)
+    by_muon = groups_by_name(train.TrainConfig(**SMALL, **keys))
+    by_adamw = groups_by_name(train.TrainConfig(**SMALL, **keys, gate_optimizer="adamw"))
+    moved = {name for name in by_muon if by_muon[name] != by_adamw[name]}
+    assert moved == {name for name in by_muon if ".gates." in name or ".native." in name}
+    assert {by_muon[name] for name in moved} == {("Muon", 0.75, 0.1)}
+    assert {by_adamw[name] for name in moved} == {("AdamW", 0.5, 0.1)}
+
+
+def test_groups_of_gates_change_no_step_while_their_keys_are_left_alone():
+    config = train.TrainConfig(**SMALL, gate="elementwise", weight_decay=0.2)
+    ends = []
+    for is_split in (False, True):
+        torch.manual_seed(0)
+        gpt = GPT(config)
+        (adamw,) = train.make_optimizers(gpt, config, "cpu")
+        if not is_split:
+            matrices = [p for p in gpt.parameters() if p.dim() >= 2]
+            vectors = [p for p in gpt.parameters() if p.dim() < 2]
+            groups = [{"params": matrices, "weight_decay": 0.2}, {"params": vectors, "weight_decay": 0.0}]
+            adamw = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=True)
+        for _ in range(3):
+            gpt(torch.arange(10)[None], torch.arange(10)[None]).backward()
+            adamw.step()
+        ends.append(gpt.state_dict())
+    assert all(torch.equal(ends[0][name], tensor) for name, tensor in ends[1].items())
+
+
+def test_muon_for_gates_alone_is_refused(helpers):
+    assert "is for optimizer='muon'" in helpers.error_of(train.TrainConfig, **SMALL, gate_optimizer="muon")

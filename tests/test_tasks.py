@@ -14,6 +14,7 @@ import evaluate
 import meters
 import sample
 from data import drawn
+from data.induction import prepare as induction
 from data.mqar import prepare as mqar
 from data.shards import open_dataset
 from data.states import prepare as states
@@ -56,7 +57,7 @@ def make(folder, **keys):
     return open_dataset(folder)
 
 
-@pytest.mark.parametrize("task", drawn.TASKS)
+@pytest.mark.parametrize("task", drawn.STATES)
 def test_a_label_is_the_state_by_the_definition_and_the_example_is_what_is_drawn(task):
     assert example(states, task) == [rows[0].tolist() for rows in drawn.rows(task, 8, "0 0", 0, 1)]
     tokens, labels = drawn.rows(task, 33, "0 0", 0, 400)
@@ -65,6 +66,50 @@ def test_a_label_is_the_state_by_the_definition_and_the_example_is_what_is_drawn
         assert [state(task, row[: i + 1]) for i in range(33)] == found
     most = np.bincount(labels[labels > 0]).max() / (labels > 0).sum()
     assert most == pytest.approx(states.chance(states.Config(task=task)), abs=0.03)
+
+
+def test_rows_of_induction_are_strings_of_the_chain_and_repeats_of_them_from_their_first_token_on():
+    length, n = 96, 300
+    tokens, labels = drawn.rows("induction", length, "0 0", 0, n)
+    sources = drawn.sources_of(drawn.random_bits("induction", length, "0 0", 0, n))
+    assert np.array_equal(labels[:, :-1], tokens[:, 1:]) and not labels[:, -1].any()
+    assert np.array_equal(tokens, np.take_along_axis(tokens, sources, 1)) and tokens.min() == 1 and tokens.max() == 64
+    pairs, n_repeats = [], 0
+    for row, of_row in zip(tokens.tolist(), sources.tolist(), strict=True):
+        starts_of_repeats = [t for t in range(1, length) if of_row[t] < t and of_row[t] != of_row[t - 1] + 1]
+        n_repeats += len(starts_of_repeats)
+        for start in starts_of_repeats:
+            end = next((t for t in range(start + 1, length) if of_row[t] != of_row[t - 1] + 1), length)
+            is_cut = end == length
+            assert end - start >= 12 or is_cut
+            assert of_row[of_row[start]] == of_row[start]  # what is repeated was new
+        pairs += [(row[t - 1], row[t]) for t in range(1, length) if of_row[t] == t]
+    found = np.zeros((64, 64))
+    for before, after in pairs:
+        found[before - 1, after - 1] += 1
+    expected = drawn.bigram_table() * found.sum(1, keepdims=True)
+    assert np.abs(found - expected).sum() / found.sum() < 0.45  # of counts of about 4 a pair; a flat table gives 0.66
+    assert n_repeats > 2 * n
+
+
+def test_a_copy_counts_behind_four_tokens_of_the_same_repeat_and_nothing_else_is_validated(tmp_path):
+    induction.main(words(out_dir=tmp_path, length=64, val_size=40, seed=3))
+    dataset = open_dataset(tmp_path)
+    bits = drawn.random_bits("induction", 64, "3 val", 0, 40)
+    tokens, sources = drawn.induction(bits)[0], drawn.sources_of(bits)
+    ((inputs, targets, _),) = dataset.eval_batches("val", 40, 64)
+    assert inputs.tolist() == tokens.tolist() and dataset.count_labels("train", 0, 7, 0, 64) == 7 * 63
+    counted = 0
+    for row, of_row, labels in zip(tokens.tolist(), sources.tolist(), targets.tolist(), strict=True):
+        for t, label in enumerate(labels):
+            is_copy = t < 63 and t >= 3 and of_row[t + 1] < t + 1
+            is_copy = is_copy and all(of_row[t + 1 - i] == of_row[t + 1] - i for i in range(1, 5))
+            assert label == (row[t + 1] if is_copy else IGNORE)
+            if is_copy:
+                place = of_row[t + 1]
+                assert row[place - 4 : place + 1] == row[t - 3 : t + 2]  # where the four before it stand, it follows
+                counted += 1
+    assert counted > 500 and induction.chance(None) == 1 / 64
 
 
 def test_a_row_is_a_function_of_its_number_alone():

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
-from data.drawn import LONGEST, TASKS, VERSION, rows
+from data.drawn import LONGEST, STATES, TASKS, VERSION, rows
 from data.writing import Output, claim, report, write_examples
 
 GENERATOR = "data/states/prepare.py"
@@ -45,7 +45,7 @@ GENERATOR = "data/states/prepare.py"
 
 @dataclass
 class Config(Output):
-    task: str = key("parity", "which states are tracked", choices=TASKS)
+    task: str = key("parity", "which states are tracked", choices=STATES)
     length: int = key(32, "tokens of a row of training", at_least=1, at_most=LONGEST)
     slices: list[int] = key([64, 128, 256], "longer rows of validation", at_least=2, at_most=LONGEST)
     val_size: int = key(500, "rows of validation, for each length", at_least=1)
