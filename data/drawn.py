@@ -119,7 +119,7 @@ def sources_of(bits: np.ndarray) -> np.ndarray:
 
 
 def induction(bits):
-    """Strings of a chain with a fixed table of pairs, and repeats of them. The label is the next token, 0 at the end."""
+    """Strings of a chain with a fixed table of pairs, and repeats of them. Labels are the next tokens, 0 at the end."""
     flat = (np.minimum(np.cumsum(bigram_table(), axis=1), 1.0) + np.arange(INDUCTION_IDS)[:, None]).ravel()
     chances = (bits >> np.uint64(12)) / 2.0**20  # the upper 20 of 32 bits; the lower 12 are those of sources_of
     sources, rows = sources_of(bits), np.arange(len(bits))
