@@ -79,6 +79,7 @@ MORE = {  # what makes a command of a script small
     "sample.py": dict(max_new_tokens=4, num_samples=1), "data/mqar/prepare.py": dict(train_size=200, val_size=20),
     "data/backcopy/prepare.py": dict(train_size=200, val_size=20),
 }  # fmt: skip
+WITH_TEXTS = [f"data/{name}/prepare.py" for name in ("wikitext103", "hub", "pylib")]
 
 
 def words_of(command):
@@ -161,7 +162,7 @@ def run(command):
     elif script == "experiment.py":
         words += [f"--out_dir=results/{Path(words[0]).stem}"] + ["--dry_run=true"] * ("--run=false" not in words)
         run_script(script, words)
-    elif script in ("data/wikitext103/prepare.py", "data/hub/prepare.py"):  # they have tests on texts of their own
+    elif script in WITH_TEXTS:  # they have tests on texts of their own
         prepare = importlib.import_module(script.removesuffix(".py").replace("/", "."))
         configurator.load(prepare.Config, words, positional="name")
     elif script.startswith("data/"):

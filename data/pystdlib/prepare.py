@@ -57,8 +57,7 @@ class Config(Output):
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     splits = split_units(clean(read_sources()), config)
-    train, val = (set().union(*map(runs_of, splits[split].values())) for split in ("train", "val"))
-    facts = dict(python=platform.python_version(), shared_runs=round(len(train & val) / len(val), 4))
+    facts = dict(python=platform.python_version(), shared_runs=shared_runs(splits["train"], splits["val"]))
     out_dir, about = claim(config, GENERATOR, VERSION, **facts)
     about |= dict(name="pystdlib", tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens)
     report(write_stream(out_dir, {split: texts.values() for split, texts in splits.items()}, **about), out_dir)
@@ -95,9 +94,17 @@ def clean(texts):
 
 
 def runs_of(text):
-    """The runs of RUN lines of a text, as a set of tuples; a shorter text is one run."""
+    """The runs of RUN lines of a text, as a set of hashes, which take a tenth of the memory of lines; a shorter text is
+    one run."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return {tuple(lines[i : i + RUN]) for i in range(max(1, len(lines) - RUN + 1))}
+    return {hash(tuple(lines[i : i + RUN])) for i in range(max(1, len(lines) - RUN + 1))}
+
+
+def shared_runs(train, val):
+    """The share of validation's runs of lines that stand in training, too, of two {path: text}."""
+    of_train = set().union(*map(runs_of, train.values()))
+    of_val = set().union(*map(runs_of, val.values()))
+    return round(len(of_train & of_val) / len(of_val), 4)
 
 
 def split_units(texts, config):
