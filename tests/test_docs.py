@@ -65,6 +65,8 @@ def copy(tmp_path_factory, mqar):
         for name in ("pystdlib", "text", "gaterun", "wikitext103", "wikitext103-mini"):
             Helpers.write_text(Path("data", name), texts, texts, texts)
         shutil.copytree(mqar, "data/mqar")
+        Path("before.json").write_text('{"1": 1.1, "2": 1.2}')
+        Path("after.csv").write_text("seed,val_loss\n1,1.0\n2,1.1\n")
         make_hub(Path("Qwen3-0.6B"))
         text_prepare.main(["book.txt", "--tokenizer=Qwen3-0.6B", "--out_dir=data/qwen3"])
         yield
@@ -170,7 +172,8 @@ def run(command):
         run_script(script, [*words, f"--out_dir={out_dir}"])
         assert json.loads((out_dir / "meta.json").read_text())["splits"].keys() == {"train", "val"}
     else:
-        assert script in ("train.py", "evaluate.py", "sample.py", "meters.py", "export.py", "plot.py"), command
+        ours = ("train.py", "evaluate.py", "sample.py", "meters.py", "export.py", "plot.py", "study/compare.py")
+        assert script in ours, command
         run_script(script, words)
 
 
