@@ -17,6 +17,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -44,8 +45,9 @@ def main(argv: list[str]) -> None:
     config = configurator.load(Config, argv, positional="files", program=program, description=__doc__)
     if len(config.files) != 2:
         raise UserError(f"{len(config.files)} files: name two, the numbers before a change and after it")
-    before, after = (read_numbers(file, config.of, config.seed) for file in config.files)
-    print(sentence(compare(before, after), *config.files, config.of))
+    before, after = config.files
+    result = compare(read_numbers(before, config.of, config.seed), read_numbers(after, config.of, config.seed))
+    print(sentence(result, before, after, config.of))
 
 
 def read_numbers(file: str, of: str | None, seed: str) -> dict[str, float]:
@@ -82,7 +84,7 @@ def of_rows(rows: list[dict], file: str, of: str | None, seed: str) -> dict[str,
     return found
 
 
-def number(value: object, file: str, name: str) -> float:
+def number(value: Any, file: str, name: str) -> float:
     """A finite number. Raises UserError, also for a run that diverged: it is a result, and no number says which."""
     try:
         found = math.nan if isinstance(value, bool) else float(value)
@@ -98,7 +100,7 @@ def compare(before: dict[str, float], after: dict[str, float]) -> dict:
     and high (None: open), p and the least that so few numbers can give, could_see (None: nothing to tell)."""
     has_seeds = not any(name.startswith("#") for name in (*before, *after))
     is_paired = has_seeds and before.keys() == after.keys()
-    result = {"is_paired": is_paired, "n": (len(before), len(after))}
+    result: dict = {"is_paired": is_paired, "n": (len(before), len(after))}
     result["difference"] = statistics.fmean(after.values()) - statistics.fmean(before.values())
     if is_paired:
         result |= of_pairs([after[name] - before[name] for name in before])
@@ -114,7 +116,7 @@ def compare(before: dict[str, float], after: dict[str, float]) -> dict:
 def of_pairs(values: list[float]) -> dict:
     """The sign-flip test of the differences of each seed, its interval, and what it could have seen."""
     n = len(values)
-    result = {"low": None, "high": None, "p": None, "least_p": None, "could_see": None}
+    result: dict = {"low": None, "high": None, "p": None, "least_p": None, "could_see": None}
     if n < 2:
         return result
     result["low"], result["high"] = stats.interval(values)
@@ -128,7 +130,7 @@ def of_pairs(values: list[float]) -> dict:
 def of_groups(before: list[float], after: list[float]) -> dict:
     """The permutation test of two independent groups, Welch's interval, and what a t-test of them could have seen."""
     n, m = len(before), len(after)
-    result = {"low": None, "high": None, "p": None, "least_p": None, "could_see": None}
+    result: dict = {"low": None, "high": None, "p": None, "least_p": None, "could_see": None}
     if min(n, m) < 2:
         return result
     groupings = math.comb(n + m, n)
