@@ -168,6 +168,7 @@ configurator.begin(__name__, ExperimentConfig, __doc__)
 import contextlib
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -239,7 +240,7 @@ def main(argv: list[str]) -> None:
 def check_outputs(out_dir: Path) -> None:
     """Raises UserError, before any run, where the folder has a file of somebody else in the place of what main writes
     at the end, or removes there."""
-    if not out_dir.is_dir():
+    if not os.path.isdir(out_dir):
         return
     check_output(out_dir / "claims.json", "claims")
     check_output(out_dir / "report.html", "report")

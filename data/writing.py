@@ -45,8 +45,8 @@ def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, d
 
 
 def names_of_old(folder: Path) -> list[str]:
-    """The names of the files of the data set that is in the folder, but for meta.json. Where a kill has left one without
-    a meta.json, or where it is damaged, they are all that have the name of a shard, if the folder has our mark."""
+    """The names of the files of the data set that is in the folder, but for meta.json. Where that file is damaged, or
+    a kill has left none, they are all files with the name of a shard, if the folder has our mark."""
     with contextlib.suppress(UserError):
         return [entry["file"] for entry in files_of(read_meta(folder))]
     is_damaged = os.path.isfile(folder / "meta.json") or os.path.isfile(folder / files.NEW / files.MARKER)

@@ -319,7 +319,7 @@ def check_output(path: Path | str, kind: str, key: str = "") -> None:
 
     An output replaces nothing but a file of its own kind. key: what names the path on the command line.
     """
-    name = f"{key}={show(str(path))}" if key else str(path)
+    name = f"{key}={str(path)!r}" if key else str(path)
     ending = OUTPUTS[kind].ending
     with one_line(f"{name}: cannot be written", OSError, ValueError):  # ValueError: a zero byte in the name
         refuse_no_file(path)
@@ -434,7 +434,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     kind and, unless overwrite, for one that holds anything else.
     """
     folder, marker = Path(folder), Path(folder) / MARKER
-    with one_line(f"{folder}: cannot be written", OSError):
+    with one_line(f"{folder}: cannot be written", OSError, ValueError):
         folder.mkdir(parents=True, exist_ok=True)
         # the marker is looked for last: a process that shares the folder makes it before anything else
         # a marked folder inside is an output of its own, as out/gla is in out
@@ -481,9 +481,12 @@ def new_folder(folder: Path | str, index: str, old: Iterable[str] = ()) -> Itera
             made = {file.name for file in new.glob("[!.]*")} - {"lock", index}
             gone = [index, *{*old} - made]
             check_inside(folder, [*gone, *made])  # before the first of them goes
-            for name in gone:
-                (folder / name).unlink(missing_ok=True)
-            for name in [*made, index]:
-                (new / name).replace(folder / name)
-        finally:
+        except BaseException:
             shutil.rmtree(new, ignore_errors=True)
+            raise
+        # what ends this process from here on leaves .new, which tells the next call whose the files are
+        for name in gone:
+            (folder / name).unlink(missing_ok=True)
+        for name in [*made, index]:
+            (new / name).replace(folder / name)
+        shutil.rmtree(new, ignore_errors=True)

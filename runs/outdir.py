@@ -111,6 +111,11 @@ class OutDir:
 
     def _lock(self):
         files.claim(self.path, "run", self.config.overwrite)
+        code = [f"code/{name}" for name in code_of_the_project()]
+        folders = sorted({os.path.dirname(name) for name in code})
+        names = ["config.json", "metrics.jsonl", "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
+        files.check_inside(self.path, names, [*folders, "tensorboard", sharded.FOLDERS])
+        files.check_inside(self.path, code)
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
         names = ["ckpt.pt"] if self.config.init_from == "auto" else ["ckpt.pt", "best.pt"]
@@ -126,8 +131,6 @@ class OutDir:
             self.lock.close()
             raise UserError(f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again")
         files.remove_leftovers(self.path)
-        names = ["config.json", "metrics.jsonl", "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
-        files.check_inside(self.path, names, ["code", "tensorboard", sharded.FOLDERS])
 
     def _start(self, about, first_step):
         if first_step:
