@@ -243,6 +243,9 @@ def prepare(config, keys: dict, seed: int, place: Path) -> Path:
     # workers that start together need the same data; the lock lies beside the folder, which is the data set's alone
     with lock(place, folder.name, wait=math.inf):
         if not is_prepared(config.prepare, keys, folder):
+            # data that other experiments share by a link are read, and not made anew
+            files.check_inside(place.parent, folders=[place.name])
+            files.check_inside(place, folders=[folder.name])
             files.claim(folder, "data set")
             (folder / "prepared.json").unlink(missing_ok=True)
             with contextlib.redirect_stdout(io.StringIO()):

@@ -376,6 +376,29 @@ def test_rows_are_appended_to_a_copy_of_a_hard_linked_file_and_the_log_of_a_run_
     assert (theirs / "log.txt").read_text() == "theirs" and (ours / "log.txt").read_text() == "theirs and ours"
 
 
+def test_data_behind_a_link_are_read_by_an_experiment_and_not_made_anew(tmp_path, helpers):
+    config, keys = listed(), listed().data
+    first = runner.prepare(config, keys, 0, tmp_path / "first")
+    before = state_of(first)
+    (tmp_path / "second").symlink_to("first")
+    assert runner.prepare(config, keys, 0, tmp_path / "second").samefile(first)
+    (tmp_path / "third").mkdir()
+    (tmp_path / "third" / "seed0").symlink_to(first)
+    for name in ("second", "third/seed0"):
+        message = helpers.error_of(
+            runner.prepare, config, keys | {"pairs": 2}, 0, tmp_path / name.removesuffix("/seed0")
+        )
+        assert f"{name}: cannot be written (is a link" in message and state_of(first) == before
+
+
+def test_prepared_json_of_somebody_else_stays(tmp_path, helpers):
+    (tmp_path / "seed0").mkdir()
+    (tmp_path / "seed0" / "prepared.json").write_text('{"dinner": true}')
+    message = helpers.error_of(runner.prepare, listed(), listed().data, 0, tmp_path)
+    assert "seed0: holds what is not of a data set (prepared.json)" in message
+    assert (tmp_path / "seed0" / "prepared.json").read_text() == '{"dinner": true}'
+
+
 # -- What is removed ---------------------------------------------------------------------------------------------------
 
 
