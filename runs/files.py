@@ -405,7 +405,7 @@ def _open_lock(path):
         refuse_link(path)
         # O_NOFOLLOW and O_NONBLOCK: for a link or a pipe that was put there since
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        return open(os.open(path, flags, 0o666), "a+")
+        return open(os.open(path, flags, 0o666), "a+", encoding="utf-8")
 
 
 def _wait_for(file, folder, deadline):
@@ -442,7 +442,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
         others = [file.name for file in inside if not os.path.isfile(file / MARKER)]
         refuse_no_file(marker)
         if marker.is_file():
-            if (marked := marker.read_text(errors="replace").strip()[:40]) != kind:
+            if (marked := marker.read_text(encoding="utf-8", errors="replace").strip()[:40]) != kind:
                 raise UserError(f"{folder}: is the folder of another kind of output, {marked!r}; name another folder")
             return True
         if others and not overwrite:

@@ -291,6 +291,18 @@ def test_files_in_new_that_are_not_of_a_killed_call_stay_and_those_of_one_go(wri
     assert not new.exists()
 
 
+@pytest.mark.parametrize("write", [mqar_in, export_in])
+def test_a_link_in_the_place_of_new_leads_to_no_output_of_our_own_either(write, trained, mqar, tmp_path, helpers):
+    other, out = tmp_path / "other", tmp_path / "out"
+    write(other, trained, mqar, helpers)
+    out.mkdir()
+    (out / ".nanogate").write_text(f"{INSIDE[write][0]}\n")
+    (out / ".new").symlink_to(other)
+    before = state_of(tmp_path)
+    assert ".new: cannot be written (is a link" in helpers.error_of(write, out, trained, mqar, helpers)
+    assert state_of(tmp_path) == before
+
+
 # -- Links and hard links ----------------------------------------------------------------------------------------------
 
 
@@ -360,6 +372,14 @@ def test_a_start_with_auto_does_not_write_into_a_lock_of_somebody_else(mqar, tmp
     (tmp_path / "lock").write_text("somebody's notes")
     message = helpers.error_of(helpers.train, mqar, tmp_path, init_from="auto")
     assert "lock: is no lock" in message and (tmp_path / "lock").read_text() == "somebody's notes"
+
+
+def test_a_lock_of_an_experiment_that_is_a_link_to_a_folder_is_refused(tmp_path, helpers):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "rows").symlink_to(tmp_path / "elsewhere")
+    assert "locks/rows: cannot be written (is a link" in helpers.error_of(runner.append_row, tmp_path, {"a": 1})
+    assert not os.listdir(tmp_path / "elsewhere") and not (tmp_path / "rows.jsonl").exists()
 
 
 def test_rows_are_appended_to_a_copy_of_a_hard_linked_file_and_the_log_of_a_run_too(tmp_path):
