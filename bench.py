@@ -56,6 +56,7 @@ def main(argv: list[str]) -> None:
     parts = [name for name in PARTS if {name, "all"} & {*config.what} and (config.against or name != "gaterun")]
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
+    files.check_inside(out_dir, ["gpu.md", *(f"{name}.json" for name in parts)])
     about = describe(config)
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
     measured = {"claims": [], "ratios": []}

@@ -234,7 +234,7 @@ def main(argv: list[str]) -> None:
 def run(config: EvaluateConfig, processes: Processes) -> None:
     check_same_start(processes, config, ("checkpoint", "dataset", "out"))
     if config.out:
-        check_output("out", config.out)
+        check_output(config.out, "scores", "out")
     if config.lengths and config.block_size:
         raise UserError("block_size, lengths: give one of them")
     rope = {name: value for name in ("rope_scaling", "rope_factor") if (value := getattr(config, name)) is not None}

@@ -168,6 +168,7 @@ configurator.begin(__name__, ExperimentConfig, __doc__)
 import contextlib
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,6 +177,7 @@ import torch
 
 from configurator import UserError, show
 from evaluate import EvaluateConfig
+from runs.files import check_output
 from runs.outdir import write_text
 from runs.rules import wrong_field
 from study import claims, curves, report, sinks
@@ -215,6 +217,7 @@ def main(argv: list[str]) -> None:
     if config.dry_run:
         print(estimate(config, read_rows(out_dir)))
         return
+    check_outputs(out_dir)
     if (rows := run_all(config, out_dir)) is None:
         return
     choices = choose_rates(config, read_rows(out_dir))
@@ -232,6 +235,17 @@ def main(argv: list[str]) -> None:
             (out_dir / "claims.json").unlink(missing_ok=True)
         page = write_page(out_dir / "report.html", [*said, *figures, *tables])
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
+
+
+def check_outputs(out_dir: Path) -> None:
+    """Raises UserError, before any run, where the folder has a file of somebody else in the place of what main writes
+    at the end, or removes there."""
+    if not os.path.isdir(out_dir):
+        return
+    check_output(out_dir / "claims.json", "claims")
+    check_output(out_dir / "report.html", "report")
+    for name in report.FIGURES:
+        check_output(out_dir / name, "figure")
 
 
 def estimate(config: ExperimentConfig, rows: list[dict]) -> str:

@@ -39,6 +39,7 @@ from pathlib import Path
 from hub.export_hf import write_folder
 from hub.huggingface import export_to, read_folder
 from runs.checkpoint import ALL, import_safetensors, load, save
+from runs.files import check_output
 
 
 def main(argv: list[str]) -> None:
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> None:
     if config.from_hf is not None:
         text = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
     elif config.whole is not None:
+        check_output(config.whole, "checkpoint", "whole")
         if os.path.exists(config.whole) and not config.overwrite:
             raise UserError(f"whole={config.whole!r}: is there already; name another file, or add --overwrite=true")
         checkpoint = load(config.checkpoint, mapped=True, parts=ALL)

@@ -75,12 +75,12 @@ def main(argv: list[str]) -> None:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
     last = Path(config.checkpoint[-1])
     out = Path(config.out) if config.out else (last if os.path.isdir(last) else last.parent) / "meters.json"
+    check_output(out, "meters", "out")
     processes = Processes(config.device, config.threads)
     dataset, results = None, []
     for path in config.checkpoint:
         model, checkpoint = load_model(path, processes.device)
         if dataset is None:
-            check_output("out", out)
             dataset = data_of(checkpoint, config.dataset).parts[0]
         check_vocabulary(model.config.vocab_size, checkpoint, dataset)
         results.append(meters_of(model, checkpoint, path, dataset, config))

@@ -7,6 +7,7 @@ refused. data/shards.py describes the files, and opens them.
 import contextlib
 import dataclasses
 import json
+import os
 from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from configurator import UserError, key
-from data.shards import FORMAT, dtype_of, files_of, read_meta
+from data.shards import FORMAT, SHARD_NAME, dtype_of, files_of, read_meta
 from data.tokenizer import TOKENIZER_FILE
 from runs import files
 from runs.files import DATA
@@ -33,12 +34,46 @@ def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, d
     parameters are the keys that decide which data it makes, and `more`. UserError where the folder holds something
     else, unless overwrite. That of a script under data/ needs no mark."""
     out_dir = Path(config.out_dir) if config.out_dir else (DATA.parent / generator).parent
-    is_scripts = out_dir.resolve().parent == DATA and (out_dir / "prepare.py").is_file()
+    is_scripts = out_dir.resolve().parent == DATA and os.path.isfile(out_dir / "prepare.py")
+    if is_scripts or os.path.isfile(out_dir / files.MARKER):  # or claim refuses it
+        check_files(out_dir, config.overwrite)
     files.claim(out_dir, "data set", config.overwrite or is_scripts)
     keys, others = dataclasses.asdict(config), ("from_dir", "from_file", "out_dir", "overwrite", "processes")
     parameters = {name: value for name, value in keys.items() if name not in others} | more
     about = dict(generator=generator, generator_version=version, parameters=parameters, seed=keys.get("seed", 0))
     return out_dir, about
+
+
+def names_of_old(folder: Path) -> list[str]:
+    """The names of the files of the data set that is in the folder, but for meta.json. Where that file is damaged, or
+    a kill has left none, they are all files with the name of a shard, if the folder has our mark."""
+    with contextlib.suppress(UserError):
+        return [entry["file"] for entry in files_of(read_meta(folder))]
+    is_damaged = os.path.isfile(folder / "meta.json") or os.path.isfile(folder / files.NEW / files.MARKER)
+    return names_of_shards(folder) if is_damaged and os.path.isfile(folder / files.MARKER) else []
+
+
+def names_of_shards(folder: Path) -> list[str]:
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return sorted(name for name in names if SHARD_NAME.fullmatch(name))
+
+
+def check_files(folder: Path, overwrite: bool) -> None:
+    """Raises UserError, before any work, for what the new data set may replace and what is not of the old one. With
+    overwrite a file may be replaced, and nothing else."""
+    ours = names_of_old(folder)
+    strangers = [name for name in names_of_shards(folder) if name not in ours]
+    files.check_inside(folder, ["meta.json", *ours, *strangers])
+    if os.path.lexists(folder / "meta.json") and not os.path.isfile(folder / files.MARKER):
+        try:
+            read_meta(folder)
+        except UserError:
+            strangers.append("meta.json")
+    if strangers and not overwrite:
+        raise UserError(
+            f"{folder}: {strangers[0]} is no file of the data set there, and may be replaced; move it away, or add "
+            "--overwrite=true"
+        )
 
 
 def fitting(sizes: dict, room: float) -> list:
@@ -131,10 +166,7 @@ def write_examples(
 @contextlib.contextmanager
 def _new_folder(out_dir, meta, splits):
     """A folder to write to. At the end its files and meta.json replace the data set in out_dir. Raises UserError."""
-    old = []
-    with contextlib.suppress(UserError):  # there is no old one, or none that can be read
-        old = [entry["file"] for entry in files_of(read_meta(Path(out_dir)))]
-    with files.new_folder(out_dir, "meta.json", old) as new:
+    with files.new_folder(out_dir, "meta.json", names_of_old(Path(out_dir))) as new:
         yield new
         meta["splits"] = splits
         files.write_text(new / "meta.json", json.dumps(meta, indent=1) + "\n")

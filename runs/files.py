@@ -1,6 +1,7 @@
 """Files: written whole or not at all, read with every field checked; folders with a kind, and one writer at a time."""
 
 import contextlib
+import dataclasses
 import difflib
 import fcntl
 import hashlib
@@ -10,6 +11,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -157,11 +159,13 @@ def write_text(path: Path | str, text: str) -> None:
 def write_whole(path: Path | str, write: Callable) -> None:
     """write(file) under a temporary name in the same folder, fsync, rename: a kill leaves the old file or the new one.
 
-    A link at the path is replaced, and what it points to stays as it is. Raises UserError, and what `write` raises.
+    A link at the path is replaced, and what it points to stays as it is; so does the file of a hard link. Raises
+    UserError, also where a folder, a pipe or a device is in the way, and what `write` raises.
     """
     path = Path(path)
     temporary = temporary_of(path)
     with one_line(f"{path}: cannot be written", OSError):
+        refuse_no_file(path)
         try:
             with open(temporary, "xb") as file:
                 write(file)
@@ -209,20 +213,145 @@ def link_whole(file: Path, path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Removes what kills have left of write_whole. The caller has the lock of the folder."""
     for left in folder.glob(f".*.{'[0-9a-f]' * 16}.tmp"):
-        left.unlink()
+        if what_is_at(left) == "file":
+            left.unlink()
 
 
-def check_output(name: str, path: Path | str) -> None:
-    """Raises UserError, before hours of work, where there can be no file `path`, which the key `name` gives."""
-    with one_line(f"{name}={show(str(path))}: cannot be written", OSError):
-        if os.path.exists(path) and not os.path.isfile(path):  # a rename would put a file in the place of /dev/null
-            raise OSError("is a folder or a device")
+# -- What a script may write over --------------------------------------------------------------------------------------
+
+
+def what_is_at(path: Path | str) -> str | None:
+    """ "file", "link", "folder" or "device" (also a pipe or a socket), or None where there is nothing. No link is
+    followed. Raises OSError, as for a name that is too long."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    for kind, is_kind in (("file", stat.S_ISREG), ("link", stat.S_ISLNK), ("folder", stat.S_ISDIR)):
+        if is_kind(mode):
+            return kind
+    return "device"
+
+
+def refuse_no_file(path: Path | str) -> None:
+    """Raises OSError where a file cannot take the place of what is at the path: a rename would replace /dev/null."""
+    if what_is_at(path) in ("folder", "device"):
+        raise OSError("is a folder or a device")
+
+
+def refuse_link(path: Path | str) -> None:
+    """Raises OSError for a link, since what is written through it changes a file or a folder that lies elsewhere."""
+    if what_is_at(path) == "link":
+        raise OSError("is a link, through which nothing is written; remove the link")
+
+
+def check_inside(folder: Path | str, names: Iterable[str] = (), folders: Iterable[str] = ()) -> None:
+    """Raises UserError, before hours of work, where the folder of an output has something else in the place of its
+    files, which are named, or of its own folders, into which no link may lead."""
+    for name in names:
+        with one_line(f"{Path(folder) / name}: cannot be written", OSError):
+            refuse_no_file(Path(folder) / name)
+    for name in folders:
+        with one_line(f"{Path(folder) / name}: cannot be written", OSError):
+            refuse_link(Path(folder) / name)
+            if what_is_at(Path(folder) / name) not in (None, "folder"):
+                raise OSError("is no folder")
+
+
+def make_folder(path: Path) -> Path:
+    """Makes a folder inside an output, and returns its path. Raises UserError for a link, also where it leads to a
+    folder: its files are another output's."""
+    with one_line(f"{path}: cannot be written", OSError):
+        refuse_link(path)
+        path.mkdir(exist_ok=True)
+    return path
+
+
+PNG, MATPLOTLIB = b"\x89PNG\r\n\x1a\n", b"Software\x00Matplotlib"
+REPORT_END = "<!-- written by experiment.py -->"
+EDGE = 1024
+TEXT, MANY = (str, 0, 1 << 16), 1 << 20
+
+
+@dataclasses.dataclass
+class Output:
+    """A kind of file that scripts write, and how an older one is known, so that nothing else is replaced.
+
+    ending: of its name; holds: what its JSON holds, as a rule of runs/rules.py; or else begins: its first bytes, and
+    mark: bytes that it has within EDGE of its beginning or of its end
+    """
+
+    ending: str
+    holds: dict = dataclasses.field(default_factory=dict)
+    begins: bytes = b""
+    mark: bytes = b""
+
+
+OUTPUTS = {
+    "scores": Output(".json", {"checkpoint": TEXT, "dataset": TEXT, "split": TEXT}),
+    "meters": Output(".json", {"checkpoints": [{"checkpoint": TEXT, "layers": [object, 0, MANY]}, 0, MANY]}),
+    "claims": Output(".json", {"claims": [{"name": TEXT, "verdict": TEXT, "seeds": (dict, 0, MANY)}, 0, MANY]}),
+    "figure": Output(".png", begins=PNG, mark=MATPLOTLIB),
+    "page of a text": Output(".html", begins=b"<!DOCTYPE html>", mark=b"The page that token_page.py writes"),
+    "report": Output(".html", begins=b"<!doctype html>", mark=REPORT_END.encode()),
+    "checkpoint": Output(".pt", begins=b"PK\x03\x04", mark=b"/data.pkl"),
+}
+
+
+def is_of_kind(path: Path | str, kind: str) -> bool:
+    """Whether there is a file at the path, and no link, that a script has written as an output of this kind."""
+    known = OUTPUTS[kind]
+    if what_is_at(path) != "file":
+        return False
+    if known.holds:
+        with contextlib.suppress(UserError):
+            return wrong_field(read_json(path), known.holds) is None
+        return False
+    with open(path, "rb") as file:
+        first = file.read(EDGE)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - EDGE))
+        last = file.read(EDGE)
+    return first.startswith(known.begins) and (known.mark in first or known.mark in last)
+
+
+def check_output(path: Path | str, kind: str, key: str = "") -> None:
+    """Raises UserError, before hours of work, where a script may not write an output of this kind of OUTPUTS.
+
+    An output replaces nothing but a file of its own kind. key: what names the path on the command line.
+    """
+    name = f"{key}={str(path)!r}" if key else str(path)
+    ending = OUTPUTS[kind].ending
+    with one_line(f"{name}: cannot be written", OSError, ValueError):  # ValueError: a zero byte in the name
+        refuse_no_file(path)
+        refuse_link(path)
+        if Path(path).suffix != ending:
+            raise UserError(f"{name}: must end in {ending}")
         tempfile.TemporaryFile(dir=Path(path).parent).close()
+        if what_is_at(path) and not is_of_kind(path, kind):
+            raise UserError(f"{name}: is something else already, which would be replaced; name another file or move it")
+
+
+def check_to_append(path: Path | str) -> None:
+    """Raises UserError where open_to_append would."""
+    with one_line(f"{path}: cannot be written", OSError):
+        refuse_no_file(path)
+        refuse_link(path)
+
+
+def open_to_append(path: Path | str) -> IO:
+    """The file of this path alone, opened to append text to; it is made where there is none. A hard link gets a copy
+    first, so that the file of the other name stays as it is. Raises UserError for a link."""
+    check_to_append(path)
+    with one_line(f"{path}: cannot be written", OSError):
+        if what_is_at(path) and os.lstat(path).st_nlink > 1:
+            with open(path, "rb") as source:
+                write_whole(path, lambda copy: shutil.copyfileobj(source, copy))
+        return open(path, "a", encoding="utf-8")
 
 
 def open_rows(path: Path | str) -> IO:
     """A file of JSON lines to append to. Its last line is ended, or removed if a kill has cut it short."""
-    file, text = open(path, "a", encoding="utf-8"), Path(path).read_bytes()
+    file, text = open_to_append(path), Path(path).read_bytes()
     end = text.rfind(b"\n") + 1
     if _object_of(text[end:]) is None:
         file.truncate(end)
@@ -235,29 +364,63 @@ class InUse(UserError):
     """Another process has the lock of a folder."""
 
 
+LOCK = re.compile(rb"\0*|process \d[^\n]{0,290}\n?")  # what a lock holds; zeros are left where a machine lost power
+
+
 def lock(folder: Path | str, wait: float = 0.0) -> IO:
     """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
 
     While another process holds the lock, this waits for so many seconds, and then raises InUse, with that process and
-    its machine. On a file system without such locks nobody is kept out.
+    its machine. On a file system without such locks nobody is kept out. Raises UserError for a file `lock` of somebody
+    else, which stays as it is.
     """
-    file, deadline = open(Path(folder) / "lock", "a+"), time.monotonic() + wait
+    path, deadline = Path(folder) / "lock", time.monotonic() + wait
+    while True:
+        file = _open_lock(path)
+        try:
+            _wait_for(file, folder, deadline)
+            is_there = what_is_at(path) == "file" and os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
+            if not is_there:  # while this process waited, another one has put a file of its own in the place
+                file.close()
+                continue
+            if os.fstat(file.fileno()).st_nlink > 1:  # of a copy by `cp -al`: the other folder keeps this file
+                path.unlink()
+                file.close()
+                continue
+            if not LOCK.fullmatch(os.pread(file.fileno(), 999, 0)):
+                raise UserError(f"{path}: is no lock of this project, and is not written over; move it away")
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            return file
+        except BaseException:
+            file.close()
+            raise
+
+
+def _open_lock(path):
+    """The file, open to be locked, and not what a link leads to. Raises UserError."""
+    with one_line(f"{path}: cannot be locked", OSError):
+        refuse_no_file(path)
+        refuse_link(path)
+        # O_NOFOLLOW and O_NONBLOCK: for a link or a pipe that was put there since
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        return open(os.open(path, flags, 0o666), "a+", encoding="utf-8")
+
+
+def _wait_for(file, folder, deadline):
+    """Locks the file. Raises InUse if another process still has it at the deadline."""
     with contextlib.suppress(OSError):  # of a file system without locks
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     owner = os.pread(file.fileno(), 99, 0).decode(errors="replace").strip()
-                    file.close()
                     owner = owner if owner and owner.isprintable() else "another process"
                     raise InUse(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
                 time.sleep(0.1)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-    return file
 
 
 MARKER = ".nanogate"  # in every folder that this project writes to: what kind it is
@@ -271,14 +434,15 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     kind and, unless overwrite, for one that holds anything else.
     """
     folder, marker = Path(folder), Path(folder) / MARKER
-    with one_line(f"{folder}: cannot be written", OSError):
+    with one_line(f"{folder}: cannot be written", OSError, ValueError):
         folder.mkdir(parents=True, exist_ok=True)
         # the marker is looked for last: a process that shares the folder makes it before anything else
         # a marked folder inside is an output of its own, as out/gla is in out
         inside = [file for file in folder.iterdir() if MARKER not in file.name]
         others = [file.name for file in inside if not os.path.isfile(file / MARKER)]
+        refuse_no_file(marker)
         if marker.is_file():
-            if (marked := marker.read_text(errors="replace").strip()[:40]) != kind:
+            if (marked := marker.read_text(encoding="utf-8", errors="replace").strip()[:40]) != kind:
                 raise UserError(f"{folder}: is the folder of another kind of output, {marked!r}; name another folder")
             return True
         if others and not overwrite:
@@ -300,17 +464,29 @@ def new_folder(folder: Path | str, index: str, old: Iterable[str] = ()) -> Itera
     the old files, the new ones, or a folder without an index, which is refused.
     """
     folder, new = Path(folder), Path(folder) / NEW
-    new.mkdir(parents=True, exist_ok=True)
+    with one_line(f"{folder}: cannot be written", OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(new)
+    with one_line(f"{new}: cannot be written", OSError):
+        if os.listdir(new) and not os.path.isfile(new / MARKER):
+            raise OSError("holds files that are not of this project; move them away")
+    write_text(new / MARKER, "unfinished output\n")
     with lock(new):
         try:
-            for left in new.iterdir():  # files of a process that was killed
-                if left.name != "lock":
-                    left.unlink()
+            with one_line(f"{new}: cannot be emptied", OSError):
+                for left in new.iterdir():  # files of a process that was killed
+                    if left.name not in ("lock", MARKER):
+                        left.unlink()
             yield new
             made = {file.name for file in new.glob("[!.]*")} - {"lock", index}
-            for name in [index, *{*old} - made]:
-                (folder / name).unlink(missing_ok=True)
-            for name in [*made, index]:
-                (new / name).replace(folder / name)
-        finally:
+            gone = [index, *{*old} - made]
+            check_inside(folder, [*gone, *made])  # before the first of them goes
+        except BaseException:
             shutil.rmtree(new, ignore_errors=True)
+            raise
+        # what ends this process from here on leaves .new, which tells the next call whose the files are
+        for name in gone:
+            (folder / name).unlink(missing_ok=True)
+        for name in [*made, index]:
+            (new / name).replace(folder / name)
+        shutil.rmtree(new, ignore_errors=True)

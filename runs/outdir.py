@@ -39,6 +39,8 @@ OPS = tuple(f"ops/{name}.py" for name in ("__init__", "recurrence", "levels", "k
 MODEL = ("model.py", "mixers.py", "mixer.py", "gate.py", "keys.py")
 RESULT_FILES = (*MODEL, *OPS, "train.py", "optim.py", "evaluate.py", "data/shards.py", "data/drawn.py")
 RESULT_FILES += ("runs/probe.py", "study/interventions.py")  # meters, and scores of changed models
+# what meters.py and plot.py write of a run: {name: its kind in files.OUTPUTS}
+OF_OTHER_SCRIPTS = {"meters.json": "meters", "page.png": "figure", "maps.png": "figure", "page.html": "page of a text"}
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 
@@ -109,6 +111,11 @@ class OutDir:
 
     def _lock(self):
         files.claim(self.path, "run", self.config.overwrite)
+        code = [f"code/{name}" for name in code_of_the_project()]
+        folders = sorted({os.path.dirname(name) for name in code})
+        names = ["config.json", "metrics.jsonl", "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
+        files.check_inside(self.path, names, [*folders, "tensorboard", sharded.FOLDERS])
+        files.check_inside(self.path, code)
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
         names = ["ckpt.pt"] if self.config.init_from == "auto" else ["ckpt.pt", "best.pt"]
@@ -140,20 +147,38 @@ class OutDir:
             with files.one_line("logger='tensorboard': pip install tensorboard", ImportError):
                 from torch.utils.tensorboard import SummaryWriter
             # hides what was logged of first_step and later, which is undone, but for the rows that are kept
-            self.board = SummaryWriter(self.path / "tensorboard", purge_step=first_step)
+            self.board = SummaryWriter(files.make_folder(self.path / "tensorboard"), purge_step=first_step)
             for row in (row for row in self.kept if row["step"] >= first_step):
                 add_row(self.board, row)
-        for name in () if self.resumed else ("ckpt.pt", "best.pt", "meters.json", "page.png", "page.html", "maps.png"):
-            (self.path / name).unlink(missing_ok=True)  # it would be taken for this run's
+        if self.resumed is None:
+            self._remove_old_run()
         self._remove_shards()
         about |= {"command": sys.argv, "versions": versions(), **git_state()}
         write_text(self.path / "config.json", json.dumps(about, indent=2))
         is_its_code = ROOT == (self.path / "code").resolve()  # which goes on by itself
-        for name in () if is_its_code else code_of_the_project():
-            (self.path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, self.path / "code" / name)
+        if not is_its_code:
+            self._write_code()
         write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
-        self.metrics = open(self.rows, "a", encoding="utf-8")
+        self.metrics = files.open_to_append(self.rows)
+
+    def _remove_old_run(self):
+        """Removes what would be taken for this run's: checkpoints, and what meters.py and plot.py have written. Without
+        overwrite a file of somebody else stays."""
+        for name in ("ckpt.pt", "best.pt"):
+            (self.path / name).unlink(missing_ok=True)
+        for name, kind in OF_OTHER_SCRIPTS.items():
+            if self.config.overwrite or files.is_of_kind(self.path / name, kind):
+                (self.path / name).unlink(missing_ok=True)
+
+    def _write_code(self):
+        """Writes code/: new files, since an old one may be a hard link to that of another run."""
+        files.make_folder(self.path / "code")
+        for name in code_of_the_project():
+            copy = self.path / "code" / name
+            if copy.parent.name != "code":
+                files.make_folder(copy.parent)
+            content = (ROOT / name).read_bytes()
+            files.write_whole(copy, lambda file, content=content: file.write(content))
 
     def _save(self, state, is_best):
         os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first

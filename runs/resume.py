@@ -5,6 +5,7 @@ that starts from the weights of another has that one's keys of the model, with t
 """
 
 import dataclasses
+import os
 from pathlib import Path
 
 import torch
@@ -38,13 +39,13 @@ def where_to_start(given: dict) -> tuple:
     given = without_alias(given)
     init_from = given.get("init_from", TrainConfig.init_from)
     file = Path(given.get("out_dir", TrainConfig.out_dir)) / "ckpt.pt"
-    if init_from == "auto" and file.with_name("lock").is_file():
+    if init_from == "auto" and os.path.isfile(file.with_name("lock")):
         try:
             files.lock(file.parent).close()  # the job before this one may still be writing it
         except files.InUse as error:
             print(f"waiting up to {LOCK_WAIT:g} s for the lock: {error}", flush=True)
             files.lock(file.parent, LOCK_WAIT).close()
-    if init_from == "resume" or file.is_file() and init_from == "auto":
+    if init_from == "resume" or os.path.isfile(file) and init_from == "auto":
         config, *rest = go_on(given, file)
     elif init_from not in ("scratch", "auto"):
         config, *rest = start_from_weights(given, init_from)
@@ -58,11 +59,11 @@ def where_to_start(given: dict) -> tuple:
 
 def go_on(given: dict, file: Path) -> tuple:
     """What where_to_start returns for a run that goes on from this ckpt.pt."""
-    written = file.stat().st_mtime_ns if file.is_file() else None
+    written = file.stat().st_mtime_ns if os.path.isfile(file) else None
     resumed, about = checkpoints.load(file, mapped=True, parts=()) | {"written": written}, file.with_name("config.json")
     if missing := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights")
-    if about.is_file() and resumed["run_id"] not in about.read_text(errors="replace"):
+    if os.path.isfile(about) and resumed["run_id"] not in about.read_text(errors="replace"):
         raise UserError(f"{file}: not of the run that {about} describes; put its own one back")
     before = dataclasses.asdict(configurator.build(TrainConfig, resumed["config"], source=str(file)))
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}

@@ -13,7 +13,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from model import MIXERS
-from runs.files import write_whole
+from runs.files import check_output, write_whole
 from study import stats
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
@@ -106,7 +106,8 @@ def dress(axes: plt.Axes) -> None:
 
 
 def write(figure: plt.Figure, path: Path) -> Path:
-    """The path, once the figure is there as a .png. Raises UserError."""
+    """The path, once the figure is there as a .png. Raises UserError, also where it would replace another file."""
+    check_output(path, "figure")
     if figure.get_layout_engine() is None:
         figure.tight_layout()
     # a legend may stand outside

@@ -9,7 +9,7 @@ import html
 from collections.abc import Iterable
 from pathlib import Path
 
-from runs.files import write_text
+from runs.files import REPORT_END, check_output, write_text
 
 
 @dataclasses.dataclass
@@ -32,6 +32,7 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
 def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
     """Writes texts, tables and figures as one page, which holds each image itself, and not a link. Returns the path."""
+    check_output(path, "report")
     body = []
     for part in filter(None, parts):
         if isinstance(part, Path):
@@ -57,3 +58,4 @@ pre {{ margin: 1.2rem 0 }} .text {{ font: inherit; white-space: pre-wrap; overfl
 {body}
 </body></html>
 """
+PAGE += f"{REPORT_END}\n"  # by which a later call knows the file as its own

@@ -35,6 +35,9 @@ PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
     "elsewhere": "elsewhere",
 }
 
+# all that an experiment draws in its folder
+FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "gain.png", "state.png", "claims.png", "windows.png")
+
 GATE_KEYS = {"gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale"}
 GATE_KEYS |= {"sink", "attention_weights", "forget_gate"}  # its rivals
 

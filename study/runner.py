@@ -45,6 +45,9 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     compared runs in the order of the list, or None."""
     # one without a marker may be results/NAME of a clone: it has our rows
     files.claim(out_dir, "experiment", config.overwrite or bool(read_rows(out_dir)))
+    if config.run:
+        files.check_to_append(out_dir / "rows.jsonl")
+        files.check_inside(out_dir, folders=["locks"])
     plan = Plan(config, read_rows(out_dir))
     check_rows(config, plan, out_dir)
     more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
@@ -135,8 +138,7 @@ def work(config, out_dir: Path) -> None:
 def lock(out_dir: Path, name: str, wait: float = 0.0) -> IO:
     """The lock of a run, of "rows" or of the "report", which one worker has at a time. It lies beside the run's folder.
     Raises files.InUse while another process has it."""
-    folder = out_dir / "locks" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = files.make_folder(files.make_folder(out_dir / "locks") / name)
     return files.lock(folder, wait)
 
 
@@ -241,6 +243,10 @@ def prepare(config, keys: dict, seed: int, place: Path) -> Path:
     # workers that start together need the same data; the lock lies beside the folder, which is the data set's alone
     with lock(place, folder.name, wait=math.inf):
         if not is_prepared(config.prepare, keys, folder):
+            # data that other experiments share by a link are read, and not made anew
+            files.check_inside(place.parent, folders=[place.name])
+            files.check_inside(place, folders=[folder.name])
+            files.claim(folder, "data set")
             (folder / "prepared.json").unlink(missing_ok=True)
             with contextlib.redirect_stdout(io.StringIO()):
                 script.main([f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"])
@@ -266,7 +272,7 @@ def start_process(command, folder: Path, threads: int, gpu: str | None, processe
     if processes > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"  # seconds that torchrun leaves them to save in
-    with open(folder / "log.txt", "a") as log:
+    with files.open_to_append(folder / "log.txt") as log:
         return subprocess.Popen(
             [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,

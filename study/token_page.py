@@ -21,7 +21,7 @@ from model import Softmax
 from ops.fast import at_least_float32
 from runs import probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
-from runs.files import read_json, write_text
+from runs.files import check_output, read_json, write_text
 from runs.hardware import Processes
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -36,6 +36,8 @@ def write_page(path: Path, text: str | None = None) -> Path:
     file = path if path.suffix == ".json" else path / "meters.json"
     if not os.path.isfile(file):
         raise UserError(f"{file}: no such file; run python meters.py --checkpoint={file.parent} first")
+    out = file.with_name("page.html")
+    check_output(out, "page of a text")
     meters = read_json(file)["checkpoints"][-1]
     model, checkpoint = load_model(meters["checkpoint"], Processes("auto", 0).device)
     if "folder" not in meters or checkpoint.get("iter_num") != meters["step"]:
@@ -71,7 +73,6 @@ def write_page(path: Path, text: str | None = None) -> Path:
         "kinds": {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"},
         "layers": probe.probe(model, inputs, measure, meters["dtype"]),
     }
-    out = file.with_name("page.html")
     data = json.dumps(page).replace("<", "\\u003c")  # a token may be </script>
     write_text(out, template.replace("{DATA}", data))
     return out

@@ -238,12 +238,12 @@ def test_a_damaged_folder_is_one_line_that_names_the_file_and_the_way_out(folder
     assert message.startswith(str(folder)) and message.endswith("; run python data/text/prepare.py")
 
 
-@pytest.mark.parametrize(("renames", "is_kept"), [(2, True), (5, False), (9, False)])
+@pytest.mark.parametrize(("renames", "is_kept"), [(3, True), (6, False), (10, False)])
 def test_a_kill_leaves_the_old_data_set_or_one_that_is_refused(folder, tmp_path, monkeypatch, renames, is_kept):
     file, before, rename, done = tmp_path / "a.txt", contents_of(folder), os.replace, []
     file.write_text("a\nb\n")
 
-    def killed(source, target):  # four files and meta.json are written, and then moved
+    def killed(source, target):  # the mark of .new, four files and meta.json are written, and the last five then moved
         if len(done) == renames:
             raise KeyboardInterrupt
         done.append(target)

@@ -48,6 +48,7 @@ def test_every_kind_of_copy_and_any_number_of_processes_give_the_same_files(copi
         out = tmp_path / f"{name}{processes}"
         (out / ".new").mkdir(parents=True)
         (out / ".new" / "part7").write_bytes(b"of a call that was killed")
+        (out / ".new" / ".nanogate").write_text("unfinished output\n")
         (out / ".nanogate").write_text("data set\n")
         run(out, copies[name], *words, f"--processes={processes}", tokenizer="bpe:300")
         files = {file.name: file.read_bytes() for file in out.iterdir()}

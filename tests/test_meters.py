@@ -37,8 +37,8 @@ def test_numbers_are_written_before_they_are_printed_to_somebody_who_may_not_rea
     for script, more in ((meters, ["--rows=2", "--score_batches=1"]), (evaluate, [])):
         monkeypatch.setattr(script, "print", mock.Mock(side_effect=BrokenPipeError), raising=False)
         with pytest.raises(BrokenPipeError):
-            script.main([*words, *more, f"--out={tmp_path / script.__name__}"])
-        assert json.loads((tmp_path / script.__name__).read_text())
+            script.main([*words, *more, f"--out={tmp_path / script.__name__}.json"])
+        assert json.loads((tmp_path / f"{script.__name__}.json").read_text())
 
 
 def test_several_checkpoints_give_one_file_which_the_page_is_drawn_of(trained):

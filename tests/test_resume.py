@@ -360,6 +360,7 @@ def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, 
     assert f"{out}: another process is running" in helpers.error_of(helpers.train, **keys("out", overwrite=True))
     first.kill()
     first.join()
+    (out / "lock").write_bytes(b"process 9 on a machine")
     files.lock(out).close()  # the dead process has none
     (out / f".best.pt.{'0' * 16}.tmp").write_bytes(b"left by a kill")
     helpers.train(**keys("out", overwrite=True))
