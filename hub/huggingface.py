@@ -75,7 +75,7 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
     if os.path.isfile(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-        checkpoint["data"]["first_ids"] = tokenizer.encode("", special=True)  # as Llama's <|begin_of_text|>
+        checkpoint["data"]["first_ids"] = tokenizer.first_ids()
     longest = their_config.get(FAMILIES[family].keys.get("block_size"), 0)  # a state space model has any length
     return checkpoint, longest, file
 
