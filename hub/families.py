@@ -194,10 +194,15 @@ def by_layer(names: tuple[str, ...], layers: list) -> dict[str, str]:
 def write_transformers(keys: dict, name: str) -> dict[str, Any]:
     kind = keys["rope_scaling"] if keys["rope_scaling"] in ROPES else "default"
     scaled, others = ROPES[kind]
-    rope = {field: keys[key] for key, field in (KEYS_OF_ROPE | scaled).items()}
-    rope |= {field: only for field, (_, only, _) in others.items()}
+    rope = {field: keys[key] for key, field in KEYS_OF_ROPE.items()}
+    scaling = {"rope_type": kind} | {field: keys[key] for key, field in scaled.items()}
+    scaling |= {field: only for field, (_, only, _) in others.items()}
     window = next(filter(None, keys["window"]), None)
-    fields: dict[str, Any] = {"rope_parameters": {"rope_type": kind} | rope, "sliding_window": window}
+    # transformers reads rope_parameters from its version 5 on; older ones, and vLLM, read the same numbers beside it
+    fields: dict[str, Any] = {"rope_parameters": scaling | rope} | rope
+    if kind != "default":  # it hides rope_parameters where both are read
+        fields["rope_scaling"] = scaling
+    fields["sliding_window"] = window
     fields |= {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": window is not None}
     if name in BY_LAYER or FAMILIES[name].mixer:
         kinds = ["full_attention" if mixer == "softmax" else "linear_attention" for mixer in keys["attention"]]

@@ -329,6 +329,26 @@ def test_a_gate_that_equals_one_of_theirs_leaves(name, helpers, tmp_path):
             torch.testing.assert_close(back.double()(idx), model.double()(idx), rtol=0, atol=1e-12)
 
 
+OF_ROPE = [name for name, config in FAMILIES.items() if "rope_parameters" in config.to_dict() and name != "GPT-2"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", OF_ROPE)
+def test_rope_is_written_as_transformers_5_reads_it_and_as_those_before_do(name, helpers, tmp_path):
+    save(name, tmp_path / "theirs")
+    ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family=FAMILIES[name].model_type))
+    about = json.loads((tmp_path / "back" / "config.json").read_text())
+    new, old = {"rope_parameters"}, {"rope_theta", "rope_scaling", "partial_rotary_factor"}
+    for dropped in (new, old):  # transformers 5 knows either spelling
+        (tmp_path / "back" / "config.json").write_text(json.dumps({k: about[k] for k in about.keys() - dropped}))
+        theirs = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+        torch.testing.assert_close(theirs(IDX).logits, ours(IDX), rtol=0, atol=1e-4)
+    assert about["rope_theta"] == ours.config.rope_base and about[PART] == ours.config.rope_fraction
+    # the old classes take scaling from rope_scaling alone
+    assert about.get("rope_scaling", {}).get("rope_type", "none") == ours.config.rope_scaling
+
+
 NOT_HELD = {
     "mlp='gelu': there it can only be 'swiglu'": dict(mlp="gelu"),
     "gate_activation='silu': there it can only be 'sigmoid'": dict(gate="elementwise", gate_activation="silu"),
