@@ -105,7 +105,7 @@ def with_usual_names(content: Any, file: Path, family: str) -> dict[str, torch.T
         raise UserError(f"{file}: holds no table of tensors")
     content = {name: tensor for name, tensor in content.items() if not re.match(LEFT_OUT, str(name))}
     check_tensors(content, file)
-    tensors, prefix = {}, FAMILIES[family].names["^blocks"].partition(".")[0] + "."  # which a folder may leave out
+    tensors, prefix = {}, FAMILIES[family].blocks.partition(".")[0] + "."  # which a folder may leave out
     for name, tensor in content.items():
         for other, usual in SPELLINGS.items():
             name = name.replace(other, usual, 1)

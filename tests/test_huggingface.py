@@ -4,6 +4,7 @@ published.py has the gated attention of Qiu et al., which no class of transforme
 """
 
 import copy
+import dataclasses
 import json
 import pickle
 import re
@@ -27,7 +28,7 @@ from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
-from hub import families, tensors
+from hub import export_hf, families, tensors
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 
@@ -385,6 +386,59 @@ def test_what_no_family_has_is_refused_by_its_key(words, keys, helpers, tmp_path
     message = helpers.error_of(export.main, asked)
     assert words in message and str(tmp_path) in message and not (tmp_path / "theirs").exists()
     assert helpers.error_of(export.main, [*asked, "--whole=b"]).endswith("of from_hf, whole and to_hf give one")
+
+
+ADDED = [  # parameters that an edit may add
+    "blocks.0.hyper.alpha", "blocks.0.mixer.alpha", "blocks.0.mixer.out_proj.alpha", "blocks.0.mlp.gate.weight",
+    "alpha", "head.bias", "wte.bias", "blocks.0.mixer.conv.scale",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_parameter_that_no_table_lists_has_no_name_in_any_family(family, helpers):
+    config = GPTConfig(n_layer=1, n_head=2, n_embd=8)
+    for name in [*ADDED, *(["blocks.0.norm_1.bias"] if "gpt" not in family else [])]:
+        for is_shared in (False, True) if name.endswith(".bias") else (False,):
+            message = helpers.error_of(tensors.their_name, name, config, family, is_shared)
+            assert message == f"{family} has no place for {name!r}"
+
+
+@dataclasses.dataclass
+class Edited(GPTConfig):
+    residual_scale: float = 0.5
+
+
+EDITED = {
+    "llama has no place for 'blocks.0.hyper.alpha'": (dict(), {"blocks.0.hyper.alpha": torch.ones(2)}),
+    "gate_input='residual': must be one of token, static": (dict(gate="headwise", qk_norm=True), {}),
+    "residual_scale=0.5: PLAIN of hub/families.py lists no": (dict(residual_scale=0.5), {}),
+    "lacks blocks.0.mixer.gates.readout.proj.bias, which": (
+        dict(gate="elementwise", qk_norm=True), {"blocks.0.mixer.qkv.bias": torch.ones(64)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "edit"), EDITED.items(), ids=EDITED)
+def test_an_edited_model_is_not_written_as_a_published_one(words, edit, helpers, tmp_path, monkeypatch):
+    keys, added = edit
+    config_class = Edited if "residual_scale" in keys else GPTConfig
+    model = GPT(config_class(**OURS | dict(qk_norm=False) | keys))
+    if "gate_input" in words:
+        monkeypatch.setattr("keys.check", lambda config: None)  # an edited rule of the key
+        model.config.gate_input = "residual"
+    checkpoint = {"model": model.state_dict() | added}
+    monkeypatch.setattr(export_hf, "load_model", lambda path: (model, checkpoint))
+    monkeypatch.setattr(export_hf, "GPTConfig", config_class)
+    asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs")
+    assert words in helpers.error_of(export.main, asked) and not (tmp_path / "theirs").exists()
+
+
+def test_every_key_is_listed_for_models_of_others_or_named_as_one_that_changes_no_function():
+    of_every_model = {"n_layer", "n_head", "n_embd", "block_size", "vocab_size"}
+    listed = of_every_model | families.PLAIN.keys() | {*export_hf.NOT_COMPARED}
+    assert listed == {field.name for field in dataclasses.fields(GPTConfig)}
+    built = vars(GPTConfig(**families.PLAIN | dict(n_head=2, n_embd=8)))
+    assert {key for key in families.PLAIN if built[key] != vars(GPTConfig(n_head=2, n_embd=8))[key]} == {"mlp"}
 
 
 def test_a_qwen3_without_qk_norm_is_for_the_code_of_qiu_et_al(helpers, tmp_path, capsys):
