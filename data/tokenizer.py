@@ -112,7 +112,7 @@ class GPT2Tokenizer:
 
         advice = "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached its files on another machine"
         with one_line(f"tokenizer gpt2: cannot be had; {advice}"):
-            self._encoding = tiktoken.get_encoding("gpt2")
+            self.encoding = tiktoken.get_encoding("gpt2")
 
     def encode(self, text: str) -> list[int]:
         return self.encode_array(text).tolist()
@@ -120,10 +120,10 @@ class GPT2Tokenizer:
     def encode_array(self, text: str) -> np.ndarray:
         """Raises UserError for a text on which tiktoken fails, as one of a million spaces in a row."""
         with one_line(f"tokenizer gpt2: fails on a text of {len(text):,} characters"):
-            return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+            return self.encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
     def decode_bytes(self, ids: list[int]) -> bytes:
-        return self._encoding.decode_bytes(ids)
+        return self.encoding.decode_bytes(ids)
 
 
 def name_of_file(content: bytes) -> str:

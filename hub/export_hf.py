@@ -11,9 +11,11 @@ import torch
 
 import configurator
 from configurator import UserError, check_choice
+from data.tokenizer import TOKENIZER_FILE
 from hub.families import CLASSES, FAMILIES, GATED, KEYS_OF_DELTA, compared, config_of, keys_of, read_fla
 from hub.huggingface import export_to
 from hub.tensors import parts_of
+from hub.text import AS_IT_IS, CONFIG_FILE, files_for_transformers
 from keys import word_of
 from model import GPTConfig
 from runs.checkpoint import load_model
@@ -62,11 +64,20 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
         tensors = {name.replace(".g_norm.", ".g_norm_swish_gate."): tensor for name, tensor in tensors.items()}
     if family in GATED and any(name.endswith(".bias") for name in weights):
         about["attention_bias"] = True  # keys_of refuses it: ours has a bias at the gate alone
-    written = export_to(Path(folder), find_checkpoint(path), tensors, about, checkpoint.get("data", {}), overwrite)
+    file, data = find_checkpoint(path), checkpoint.get("data", {})
+    texts = files_for_transformers(file, data)
+    written = export_to(Path(folder), file, tensors, about, texts, overwrite)
     library = "fla" if FAMILIES[family].read is read_fla else "transformers"
     if family == "qwen3" and (not config.qk_norm or any(gate.positions for _, gate in config.layers())):
         library = "the code of Qiu et al."
-    return f"written to {folder}/ as {family}, which {library} loads: {written}"
+    text = f"written to {folder}/ as {family}, which {library} loads: {written}"
+    if TOKENIZER_FILE not in texts and data.get("tokenizer"):
+        text += (
+            f"\nnote: without a tokenizer, since {data['tokenizer']} cannot be had here; AutoTokenizer takes another"
+        )
+    if family == "qwen2" and texts.get(CONFIG_FILE) == AS_IT_IS:
+        text += "\nnote: transformers 5 gives a qwen2 another tokenizer; use PreTrainedTokenizerFast, not AutoTokenizer"
+    return text
 
 
 def family_for(config: GPTConfig) -> str:

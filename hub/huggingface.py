@@ -16,19 +16,16 @@ import torch
 
 import configurator
 from configurator import UserError
-from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
+from data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from hub.families import FAMILIES, family_of, keys_of
 from hub.tensors import parts_of
+from hub.text import TOKENIZER_FILES, copied_files
 from model import GPTConfig
 from runs.checkpoint import check_tensors, import_safetensors, load_torch, save_folder
 from runs.files import claim, new_folder, one_line, read_json, write_whole
 from runs.memory import without_data
 from runs.rules import wrong_field
 
-TOKENIZER_FILES = (
-    TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
 SPELLINGS = {  # of names of tensors: with a part for images; fla's norm with a gate in one kernel; older; compiled
     "model.language_model.": "model.", ".g_norm_swish_gate.": ".g_norm.", "backbone.embedding.": "backbone.embeddings.",
     "_orig_mod.": "",
@@ -45,7 +42,8 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     """
     folder, out_dir = Path(folder), Path(out_dir)
     about, longest, file = checkpoint_of(folder, block_size)
-    text = f"written to {out_dir}/: {export_to(out_dir, file, about.pop('model'), about, {}, overwrite)}"
+    weights, texts = about.pop("model"), copied_files(file, {})
+    text = f"written to {out_dir}/: {export_to(out_dir, file, weights, about, texts, overwrite)}"
     if (kept := about["model_args"]["block_size"]) < longest:
         text += f"\nblock_size={kept}, of {longest} that it was made for; --block_size=... keeps more"
     return text
@@ -159,24 +157,17 @@ def translated(config: GPTConfig, family: str, tensors: dict[str, torch.Tensor])
     return weights
 
 
-def export_to(folder: Path, file: Path, weights: dict, about: dict, data: dict, overwrite: bool) -> str:
-    """Writes model.safetensors, config.json with `about`, and copies of the tokenizer's files. Returns their names.
+def export_to(folder: Path, file: Path, weights: dict, about: dict, texts: dict[str, bytes], overwrite: bool) -> str:
+    """Writes model.safetensors, config.json with `about`, and the files of the tokenizer. Returns their names.
 
-    file: one of the model's; data: what a checkpoint keeps of its data set, whose folder has a trained run's
-    tokenizer.json. Raises UserError.
+    file: one of the model's; texts: {name: content} of the tokenizer's (hub/text.py). Raises UserError.
     """
     if os.path.realpath(folder) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
         raise UserError(f"{folder}: holds the model that is to be written; name another folder")
-    there = [name for name in TOKENIZER_FILES if os.path.isfile(file.parent / name)]
-    contents = {name: configurator.read_regular(file.parent / name, MOST_TOKENIZER) for name in there}
-    of_data = Path(data.get("path") or ".") / TOKENIZER_FILE
-    if TOKENIZER_FILE not in contents and os.path.isfile(of_data):
-        content = configurator.read_regular(of_data, MOST_TOKENIZER)
-        contents |= {TOKENIZER_FILE: content} if name_of_file(content) == data.get("tokenizer") else {}
     # an older export's tokenizer must not stay
     old = TOKENIZER_FILES if claim(folder, "export", overwrite) else ()
     with new_folder(folder, "config.json", old) as new:
-        for name, content in contents.items():
+        for name, content in texts.items():
             write_whole(new / name, lambda file, content=content: file.write(content))
         save_folder(new, weights, about)
-    return ", ".join(["model.safetensors", "config.json", *contents])
+    return ", ".join(["model.safetensors", "config.json", *texts])

@@ -9,6 +9,7 @@ import json
 import pickle
 import re
 import shutil
+import unicodedata
 import zlib
 from collections import OrderedDict
 
@@ -16,18 +17,20 @@ import numpy as np
 import published
 import pytest
 import safetensors.torch
+import tiktoken
 import tokenizers
 import torch
 import torch.nn.functional as F
 import transformers as hf
 from conftest import LINES, ROOT
 from small_models import logits_of_pieces
+from tiktoken_ext.openai_public import r50k_pat_str
 
 import export
 from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
-from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
+from data.tokenizer import BYTE_OF, FileTokenizer, get_tokenizer, tokenizer_of_checkpoint, train_bpe
 from hub import export_hf, families, tensors
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
@@ -559,6 +562,65 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
     for text in LINES:
         assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
     assert tokenizer.encode_array("the").dtype == np.uint16
+
+
+ODD = [
+    "The quick", " a  b\t\n\r\n  x", unicodedata.normalize("NFD", "Zwölf über"), "\ufb01 \u00bd \u00a0x\u200b",
+    "1234567 don't WE'LL", "<s> <unk> <|endoftext|> </s> [PAD] <|im_start|>", "", " ", "🙂名\ud7ff", "Ċ Ġ", " .x , n't",
+]  # fmt: skip
+
+
+def assert_same_text(theirs, ours):
+    """transformers' tokenizer has the ids of ours, gives each text back, and has none past them."""
+    for text in ODD:
+        ids = theirs(text)["input_ids"]
+        assert ids == ours.encode(text) and theirs.decode(ids) == text
+    assert len(theirs) == ours.vocab_size and not theirs.all_special_tokens
+    with pytest.raises(ValueError, match="padding token"):  # none has been trained, and none is made up
+        theirs(ODD[:2], padding=True)
+    theirs.pad_token = theirs.convert_ids_to_tokens(0)
+    padded = theirs(["The quick", "x"], padding=True)
+    rows = [[i for i, seen in zip(*row, strict=True) if seen] for row in zip(*padded.values(), strict=True)]
+    assert rows == [ours.encode("The quick"), ours.encode("x")] and len(theirs) == ours.vocab_size
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_of_a_written_folder_has_the_ids_that_the_model_was_trained_with(name, helpers, tmp_path, capsys):
+    save(name, tmp_path / "theirs")
+    trained = train_bpe("bpe:400", LINES * 40)
+    (tmp_path / "theirs" / "tokenizer.json").write_bytes(trained.content)
+    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    family = {"qwen3_5": "qwen3_5_text"}.get(FAMILIES[name].model_type, FAMILIES[name].model_type)
+    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family=family))
+    is_forced = family == "qwen2"  # in transformers 5, whatever a folder says
+    assert is_forced == ("use PreTrainedTokenizerFast, not AutoTokenizer" in capsys.readouterr().out)
+    reader = hf.PreTrainedTokenizerFast if is_forced else hf.AutoTokenizer
+    assert_same_text(reader.from_pretrained(tmp_path / "back"), trained)
+
+
+def test_the_byte_and_gpt2_tokenizers_leave_as_a_tokenizer_json(helpers, tmp_path, monkeypatch, capsys):
+    made = train_bpe("bpe:400", LINES * 40)
+    ranks = {bytes([i]): i for i in range(256)}
+    for pair in json.loads(made.content)["model"]["merges"]:
+        ranks[b"".join(bytes(BYTE_OF[character] for character in word) for word in pair)] = len(ranks)
+    end = {"<|endoftext|>": len(ranks)}
+    gpt2 = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=end)
+    for name in ("byte", "gpt2"):
+        monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": gpt2}.__getitem__)
+        model = GPT(GPTConfig(**OURS | dict(vocab_size=512)))
+        about = {"model_args": vars(model.config), "data": {"tokenizer": name}}
+        checkpoints.save(tmp_path / "a.pt", {"model": model.state_dict()} | about)
+        asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / name, overwrite="true")
+        export.main(asked)
+        theirs, ours = hf.AutoTokenizer.from_pretrained(tmp_path / name), get_tokenizer(name)
+        for text in ODD:
+            assert theirs(text)["input_ids"] == ours.encode(text) and theirs.decode(ours.encode(text)) == text
+        assert theirs.convert_tokens_to_ids("<|endoftext|>") == (len(ranks) if name == "gpt2" else None)
+    capsys.readouterr()
+    monkeypatch.setattr(tiktoken, "get_encoding", {}.__getitem__)  # as without a network
+    export.main(asked)
+    assert "note: without a tokenizer, since gpt2 cannot be had here" in capsys.readouterr().out
+    assert not (tmp_path / "gpt2" / "tokenizer.json").exists()
 
 
 def test_norms_that_hold_one_plus_weight_keep_the_digits_of_float64():
