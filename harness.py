@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError, show
+from data.shards import MAX_VOCAB
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT
@@ -37,6 +38,7 @@ from ops.sampling import check_finite, most_new_tokens
 from runs.checkpoint import check_same_weights, load_model
 from runs.files import find_checkpoint, read_json
 from runs.hardware import DTYPES, Processes, autocast, pick_dtype
+from runs.rules import wrong_field
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -73,13 +75,11 @@ class NanogateLM(TemplateLM):
         configurator.check_choice("dtype", dtype, tuple(DTYPES))
         self.dtype = self.processes.from_main(pick_dtype(dtype, self.processes.device_type))
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
-        file = find_checkpoint(checkpoint).with_name("generation_config.json")  # of an imported model
-        special = read_json(file) if file.is_file() else {}
-        ends = END_OF_TEXT if self.coder.name == "gpt2" else special.get("eos_token_id")
-        self.first = special.get("bos_token_id")  # the id before an empty text, or None
+        first, ends = special_tokens(find_checkpoint(checkpoint).with_name("generation_config.json"))
+        self.first = first  # the id before an empty text, or None
+        self.ends = [END_OF_TEXT] if self.coder.name == "gpt2" else ends
         # the ids before every text, which a data set or the tokenizer.json of an imported model has
         self.first_ids = loaded.get("data", {}).get("first_ids", [])
-        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         self.batch_size = max(1, int(batch_size)) if str(batch_size).isdecimal() else ROWS
         self.limit = self.model.config.block_size
 
@@ -220,6 +220,20 @@ class NanogateLM(TemplateLM):
                 if ends := [text.index(stop) for stop in until if stop and stop in text]:
                     return text[: min(ends)]
         return text
+
+
+def special_tokens(file: Path) -> tuple[int | None, list[int]]:
+    """The id before a text and those that end one, as an imported model's generation_config.json gives them. Raises
+    UserError."""
+    if not file.exists():
+        return None, []
+    special, token = read_json(file), (int, 0, MAX_VOCAB)
+    ends = special.get("eos_token_id") if isinstance(special, dict) else None
+    rule = [token, 0, 999] if isinstance(ends, list) else (*token, None)
+    if wrong := wrong_field(special, {"bos_token_id?": (*token, None), "eos_token_id?": rule}):
+        raise UserError(f"{file}: {wrong}")
+    ends = ends if isinstance(ends, list) else [ends]
+    return special.get("bos_token_id"), [token for token in ends if token is not None]
 
 
 def parts_of(contexts: list[list[int]], most: int) -> list[list[int]]:

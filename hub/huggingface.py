@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import configurator
-from configurator import UserError
+from configurator import UserError, show
 from data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from hub.families import FAMILIES, family_of, keys_of
 from hub.tensors import parts_of
@@ -70,7 +70,7 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
         raise UserError(str(error) if str(error).startswith(str(folder)) else f"{folder}: {error}") from None
 
     checkpoint: dict[str, Any] = {"model": weights, "model_args": dataclasses.asdict(config), "iter_num": 0}
-    if os.path.isfile(folder / TOKENIZER_FILE):
+    if os.path.exists(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
         checkpoint["data"]["first_ids"] = tokenizer.first_ids()
@@ -81,6 +81,7 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
 def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError. The gelu is the exact
     one, as in nanoGPT's code of today; a checkpoint does not say which its code had."""
+    check_regular(file)
     content = load_torch(file)
     args = content.get("model_args") if isinstance(content, dict) else None
     if not isinstance(args, dict) or args.keys() - {"dropout"} != set(FAMILIES["nanogpt"].keys):
@@ -91,6 +92,7 @@ def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
 
 def read_tensors(file: Path, family: str) -> dict[str, torch.Tensor]:
     """The tensors of one of a folder's files. Raises UserError."""
+    check_regular(file)
     if file.suffix == ".bin":
         return with_usual_names(load_torch(file), file, family)  # tensors alone, so that it runs no code
     with one_line(f"{file}: missing, damaged, or no safetensors"):
@@ -123,7 +125,18 @@ def files_of(folder: Path, family: str) -> list[Path]:
     table = read_json(index)
     if wrong := wrong_field(table, {"weight_map": {str: (str, 1, 255)}}):
         raise UserError(f"{index}: {wrong}")
-    return [folder / name for name in sorted(set(table["weight_map"].values()))]
+    names = sorted(set(table["weight_map"].values()))
+    for name in names:
+        if name != os.path.basename(name) or name in (".", ".."):
+            raise UserError(f"{index}: its {show(name)} is no name of a file in this folder")
+    return [folder / name for name in names]
+
+
+def check_regular(file: Path) -> None:
+    """Raises UserError for a pipe or a device: to open one may wait for ever. A link to a file elsewhere is none: the
+    cache of a hub has nothing else."""
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise UserError(f"{file}: cannot be read (is no file)")
 
 
 def some(names) -> str:

@@ -210,6 +210,15 @@ def test_a_model_whose_tokenizer_puts_an_id_before_a_text_has_the_scores_of_the_
     assert written[0] == written[1]
 
 
+@pytest.mark.parametrize("content", ['{"bos_token_id": "x"}', "[]", '{"eos_token_id": [-1]}', '{"eos_token_id": 0.5}'])
+def test_special_tokens_that_are_no_ids_are_one_line(content, helpers, tmp_path):
+    file = tmp_path / "generation_config.json"
+    file.write_text(content)
+    assert str(file) in helpers.error_of(harness.special_tokens, file)
+    file.write_text('{"bos_token_id": null, "eos_token_id": null}')
+    assert harness.special_tokens(file) == (None, []) == harness.special_tokens(tmp_path / "none")
+
+
 def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained):
     own = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu")
     (whole,) = own.generate_until(requests(("The quick", {"max_gen_toks": 12, "until": []})))

@@ -6,6 +6,7 @@ published.py has the gated attention of Qiu et al., which no class of transforme
 import copy
 import dataclasses
 import json
+import os
 import pickle
 import re
 import shutil
@@ -521,6 +522,60 @@ def assert_refused(source, damage, words, helpers, tmp_path):
     message = helpers.error_of(export.main, helpers.words(from_hf=folder, out_dir=tmp_path / "ours"))
     assert words in message and str(folder) in message
     assert not (tmp_path / "ours" / "config.json").exists()
+
+
+def name_in_index(name):
+    def damage(folder):
+        index = folder / "model.safetensors.index.json"
+        table = json.loads(index.read_text())
+        table["weight_map"][NORM] = str(name)
+        index.write_text(json.dumps(table))
+
+    return damage
+
+
+def pipe(name, *before):
+    """A pipe of this name, which nobody writes to: to open it would wait for ever."""
+
+    def damage(folder):
+        for step in before:
+            step(folder)
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+PIPES = {
+    "an index that leaves the folder": (name_in_index("../other.safetensors"), "'../other.safetensors' is no name of"),
+    "an index with a whole path": (name_in_index(ROOT / "x.safetensors"), "is no name of a file in this folder"),
+    "an index with a folder": (name_in_index(".."), "'..' is no name of a file in this folder"),
+    "an index with a device": (pipe("a", name_in_index("a")), "a: cannot be read (is no file)"),
+    "a pipe as config.json": (pipe("config.json"), "config.json: cannot be read (is no file)"),
+    "a pipe as the index": (pipe("model.safetensors.index.json"), "has no model.safetensors"),
+    "a pipe as tokenizer.json": (pipe("tokenizer.json"), "tokenizer.json: cannot be read (is no file)"),
+    "a pipe as merges.txt": (pipe("merges.txt"), "merges.txt: cannot be read (is no file)"),
+}
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), [(name, *case) for name, case in PIPES.items()], ids=PIPES)
+def test_nothing_outside_a_hub_s_folder_is_read_and_nothing_is_waited_for(
+    name, damage, words, folders, helpers, tmp_path
+):
+    save("Llama", tmp_path, max_shard_size="1GB")  # a file outside, which an index may name
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    assert_refused(folders["Qwen3"], damage, words, helpers, tmp_path)
+
+
+def test_a_pipe_is_no_checkpoint_of_nanogpt_and_a_link_to_a_file_elsewhere_is_read(folders, helpers, tmp_path):
+    os.mkfifo(tmp_path / "ckpt.pt")
+    message = helpers.error_of(export.main, helpers.words(from_hf=tmp_path / "ckpt.pt", out_dir=tmp_path / "ours"))
+    assert message == f"{tmp_path / 'ckpt.pt'}: cannot be read (is no file)"
+    (tmp_path / "cache").mkdir()
+    for file in folders["Qwen3"].iterdir():  # as in the cache of a hub
+        (tmp_path / "cache" / file.name).symlink_to(file)
+    expected = checkpoints.load(folders["Qwen3"])["model"]
+    assert helpers.equal(checkpoints.load(tmp_path / "cache")["model"], expected)
 
 
 # -- The tokenizer, and the programs on an imported model --------------------------------------------------------------
