@@ -10,9 +10,12 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
+import sys
 import unicodedata
 import zlib
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import published
@@ -651,6 +654,37 @@ def test_text_of_a_written_folder_has_the_ids_that_the_model_was_trained_with(na
     assert is_forced == ("use PreTrainedTokenizerFast, not AutoTokenizer" in capsys.readouterr().out)
     reader = hf.PreTrainedTokenizerFast if is_forced else hf.AutoTokenizer
     assert_same_text(reader.from_pretrained(tmp_path / "back"), trained)
+
+
+# installed by make test-all; or a folder that pip install --target has made
+BEFORE_5 = Path(os.environ.get("TRANSFORMERS_4", ROOT / ".venv" / "transformers4"))
+# it lacks Qwen3.5, and norms the readout of Mamba-2 over all groups together, which is not what Mamba-2 does
+NOT_BEFORE_5 = ("Qwen3.5", "Qwen3.5 with images", "Mamba-2, groups, tied")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not BEFORE_5.is_dir(), reason="needs a transformers before 5: make test-all, or TRANSFORMERS_4=FOLDER"
+)
+def test_transformers_before_5_has_the_same_logits_and_ids(helpers, tmp_path):
+    names = [name for name in FAMILIES if name not in NOT_BEFORE_5]
+    trained, expected = train_bpe("bpe:300", LINES * 40), {}
+    for i, name in enumerate(names):
+        save(name, tmp_path / f"theirs{i}")
+        (tmp_path / f"theirs{i}" / "tokenizer.json").write_bytes(trained.content)
+        expected[i] = imported(helpers, tmp_path / f"theirs{i}", tmp_path / f"ours{i}")(IDX)
+        family = FAMILIES[name].model_type
+        export.main(helpers.words(checkpoint=tmp_path / f"ours{i}", to_hf=tmp_path / "written" / str(i), family=family))
+    (tmp_path / "texts.json").write_text(json.dumps(ODD))
+    words = [sys.executable, ROOT / "tests" / "transformers_before_5.py", tmp_path / "written", tmp_path / "texts.json"]
+    environment = os.environ | {"PYTHONPATH": str(BEFORE_5), "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(words, env=environment, capture_output=True, timeout=400)
+    assert ended.returncode == 0, ended.stderr.decode()[-2000:]
+    for i in expected:
+        logits = torch.load(tmp_path / "written" / str(i) / "logits.pt")
+        torch.testing.assert_close(logits, expected[i], rtol=0, atol=1e-4)
+        found = json.loads((tmp_path / "written" / str(i) / "ids.json").read_text())
+        assert found == [trained.vocab_size, [trained.encode(text) for text in ODD]]
 
 
 def test_the_byte_and_gpt2_tokenizers_leave_as_a_tokenizer_json(helpers, tmp_path, monkeypatch, capsys):
