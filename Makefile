@@ -30,7 +30,7 @@ test: .venv/.installed-dev ## the tests, then ruff and mypy (CI runs this)
 check: .venv/.installed-dev ## make check MIXER=name: what a mixer promises, in seconds
 	MIXER=$(MIXER) $(PY) -m pytest -rs tests/test_contract.py
 
-test-all: .venv/.installed-all ## every test, the slow ones that train models and run fla's kernels too
+test-all: .venv/.installed-all .venv/transformers4/.installed ## every test, the slow ones that train models and run fla's kernels too
 	$(PY) -m pytest -n 2
 	@$(MAKE) --no-print-directory lint
 
@@ -66,6 +66,10 @@ clean: ## remove out/ with its runs, prepared data and caches (not .venv)
 
 .venv/.installed-all: requirements-all.txt .venv/.installed-dev
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-all.txt
+	@touch $@
+
+.venv/transformers4/.installed: requirements-transformers4.txt .venv/.installed-all
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target=.venv/transformers4 -r requirements-transformers4.txt
 	@touch $@
 
 data/pystdlib/meta.json: | .venv/.installed

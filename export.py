@@ -38,6 +38,7 @@ from pathlib import Path
 
 from hub.export_hf import write_folder
 from hub.huggingface import export_to, read_folder
+from hub.text import copied_files
 from runs.checkpoint import ALL, import_safetensors, load, save
 from runs.files import check_output
 
@@ -73,8 +74,9 @@ def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> str
     import_safetensors()  # whoever lacks it could not load the folder
     checkpoint = load(path)
     about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data", "dtype") if name in checkpoint}
-    weights, data = checkpoint["model"], checkpoint.get("data", {})
-    return export_to(Path(folder), find_checkpoint(path), weights, about, data, overwrite)
+    file = find_checkpoint(path)
+    texts = copied_files(file, checkpoint.get("data", {}))
+    return export_to(Path(folder), file, checkpoint["model"], about, texts, overwrite)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ run's if it isn't given). A context is read once for all of its continuations, t
 length: at most --batch_size of either at once (with `run` 16). The last block_size tokens of a text are read, for
 scores as the harness does it for other models; an answer ends early where cosformer or learned positions end. Special
 tokens are those of an imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers
-a line end before a text. Its bos_token_id stands before a text that is not empty, too, where tokenizer.json puts it
-there, as Llama's does.
+a line end before a text. What an imported model's tokenizer.json puts before a text, as Llama's does, stands before
+every text, and is not counted as a part of it. Where a token would span the join of a context and a continuation, the
+continuation is encoded alone; one without tokens is refused.
 """
 
 import configurator
@@ -27,8 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from configurator import UserError
-from data.tokenizer import END_OF_TEXT, FileTokenizer, tokenizer_of_checkpoint
+from configurator import UserError, show
+from data.shards import MAX_VOCAB
+from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT
 from ops import IGNORE
@@ -36,6 +38,7 @@ from ops.sampling import check_finite, most_new_tokens
 from runs.checkpoint import check_same_weights, load_model
 from runs.files import find_checkpoint, read_json
 from runs.hardware import DTYPES, Processes, autocast, pick_dtype
+from runs.rules import wrong_field
 
 try:
     from lm_eval.__main__ import cli_evaluate
@@ -72,13 +75,11 @@ class NanogateLM(TemplateLM):
         configurator.check_choice("dtype", dtype, tuple(DTYPES))
         self.dtype = self.processes.from_main(pick_dtype(dtype, self.processes.device_type))
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
-        file = find_checkpoint(checkpoint).with_name("generation_config.json")  # of an imported model
-        special = read_json(file) if file.is_file() else {}
-        ends = END_OF_TEXT if self.coder.name == "gpt2" else special.get("eos_token_id")
-        self.first = special.get("bos_token_id")  # the id before a text, or None
-        is_of_file = isinstance(self.coder, FileTokenizer)
-        self.is_put_first = is_of_file and self.coder.encode("", special=True)[:1] == [self.first]
-        self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        first, ends = special_tokens(find_checkpoint(checkpoint).with_name("generation_config.json"))
+        self.first = first  # the id before an empty text, or None
+        self.ends = [END_OF_TEXT] if self.coder.name == "gpt2" else ends
+        # the ids before every text, which a data set or the tokenizer.json of an imported model has
+        self.first_ids = loaded.get("data", {}).get("first_ids", [])
         self.batch_size = max(1, int(batch_size)) if str(batch_size).isdecimal() else ROWS
         self.limit = self.model.config.block_size
 
@@ -98,13 +99,45 @@ class NanogateLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
+        if self.first_ids:
+            return self.first_ids[-1]
         return self.eot_token_id if self.first is None else self.first
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
-        """The ids of a text. A tokenizer.json may say that the model's first id is put before it; it then is, once."""
-        if add_special_tokens is False or not self.is_put_first:
+        """The ids of a text, behind first_ids. A text that spells them out, as a template may, gets them once."""
+        if add_special_tokens is False or not self.first_ids:
             return self.coder.encode(string)
-        return [self.first, *self.coder.encode(string.removeprefix(self.coder.decode_bytes([self.first]).decode()))]
+        spelled = self.coder.decode_bytes(self.first_ids).decode(errors="replace")
+        return [*self.first_ids, *self.coder.encode(string.removeprefix(spelled))]
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """The ids of a context and of its continuation. Spaces at the end of the context belong to the continuation, as
+        in the library's own models. Where a token spans the join, the continuation is encoded alone: of the ids of both
+        together those behind the context's would stand for a part of the continuation, or for nothing."""
+        stripped = context.rstrip()
+        continuation = context[len(stripped) :] + continuation
+        before = self.tok_encode(stripped)
+        whole = self.tok_encode(stripped + continuation)
+        if whole[: len(before)] == before:
+            return before, whole[len(before) :]
+        # behind a line end, since some tokenizers put a space before a text; where a token spans that join, too,
+        # the tokenizer has bytes, and puts no space there
+        line_end = self.coder.encode("\n")
+        whole = self.coder.encode("\n" + continuation)
+        if whole[: len(line_end)] == line_end:
+            return before, whole[len(line_end) :]
+        return before, self.coder.encode(continuation)
+
+    def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """[(its log-likelihood, whether it is the likeliest)] of the continuation of each (context, continuation).
+        Raises UserError for a continuation without tokens: it would be likelier than any other."""
+        encoded = []
+        for request in requests:
+            context, continuation = self._encode_pair(*request.args)
+            if not continuation:
+                raise UserError(f"the continuation {show(request.args[1])} has no tokens, so that it has no likelihood")
+            encoded.append((request.args, context, continuation))
+        return self._loglikelihood_tokens(encoded)
 
     @torch.no_grad()
     def read(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
@@ -148,10 +181,12 @@ class NanogateLM(TemplateLM):
         return scores
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each whole text: of every token once, after as many as there are in the window."""
+        """The log-likelihood of each whole text: of every token once, after as many as there are in the window. The id
+        before a text is no part of it, and is not counted."""
         totals = []
         for request in requests:
-            windows = get_rolling_token_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.limit, 1)
+            ids = self.tok_encode(request.args[0])[len(self.first_ids) :]
+            windows = get_rolling_token_windows(ids, self.prefix_token_id, self.limit, 1)
             scores = self.read([make_disjoint_window(window) for window in windows])
             totals.append(sum(nats for nats, _ in scores))
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
@@ -185,6 +220,20 @@ class NanogateLM(TemplateLM):
                 if ends := [text.index(stop) for stop in until if stop and stop in text]:
                     return text[: min(ends)]
         return text
+
+
+def special_tokens(file: Path) -> tuple[int | None, list[int]]:
+    """The id before a text and those that end one, as an imported model's generation_config.json gives them. Raises
+    UserError."""
+    if not file.exists():
+        return None, []
+    special, token = read_json(file), (int, 0, MAX_VOCAB)
+    ends = special.get("eos_token_id") if isinstance(special, dict) else None
+    rule = [token, 0, 999] if isinstance(ends, list) else (*token, None)
+    if wrong := wrong_field(special, {"bos_token_id?": (*token, None), "eos_token_id?": rule}):
+        raise UserError(f"{file}: {wrong}")
+    ends = ends if isinstance(ends, list) else [ends]
+    return special.get("bos_token_id"), [token for token in ends if token is not None]
 
 
 def parts_of(contexts: list[list[int]], most: int) -> list[list[int]]:

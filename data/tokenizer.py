@@ -112,7 +112,7 @@ class GPT2Tokenizer:
 
         advice = "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached its files on another machine"
         with one_line(f"tokenizer gpt2: cannot be had; {advice}"):
-            self._encoding = tiktoken.get_encoding("gpt2")
+            self.encoding = tiktoken.get_encoding("gpt2")
 
     def encode(self, text: str) -> list[int]:
         return self.encode_array(text).tolist()
@@ -120,10 +120,10 @@ class GPT2Tokenizer:
     def encode_array(self, text: str) -> np.ndarray:
         """Raises UserError for a text on which tiktoken fails, as one of a million spaces in a row."""
         with one_line(f"tokenizer gpt2: fails on a text of {len(text):,} characters"):
-            return self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+            return self.encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
     def decode_bytes(self, ids: list[int]) -> bytes:
-        return self._encoding.decode_bytes(ids)
+        return self.encoding.decode_bytes(ids)
 
 
 def name_of_file(content: bytes) -> str:
@@ -172,10 +172,21 @@ class FileTokenizer:
     def __reduce__(self):  # to another process: the library's own copy would forget encode_special_tokens
         return FileTokenizer, (self.file, self.content)
 
-    def encode(self, text: str, special: bool = False) -> list[int]:
-        """special: with what its post-processor adds. Raises UserError for a text on which the tokenizer fails."""
+    def encode(self, text: str) -> list[int]:
+        """Raises UserError for a text on which the tokenizer fails."""
+        return self._encode(text, with_special=False)
+
+    def _encode(self, text, with_special):
         with one_line(f"{self.file}: fails on a text of {len(text):,} characters"):
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids  # fast: no offsets
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=with_special)[0].ids  # fast: no offsets
+
+    def first_ids(self) -> list[int]:
+        """The ids that its post-processor puts before a text, as Llama's <|begin_of_text|>: not those behind it."""
+        text = "a"
+        plain = self._encode(text, with_special=False)
+        whole = self._encode(text, with_special=True)
+        n = next((n for n in range(len(whole)) if whole[n : n + len(plain)] == plain), 0)
+        return whole[:n]
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.array(self.encode(text), dtype_of(self.vocab_size))

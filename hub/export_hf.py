@@ -11,9 +11,11 @@ import torch
 
 import configurator
 from configurator import UserError, check_choice
+from data.tokenizer import TOKENIZER_FILE
 from hub.families import CLASSES, FAMILIES, GATED, KEYS_OF_DELTA, compared, config_of, keys_of, read_fla
 from hub.huggingface import export_to
 from hub.tensors import parts_of
+from hub.text import AS_IT_IS, CONFIG_FILE, files_for_transformers
 from keys import word_of
 from model import GPTConfig
 from runs.checkpoint import load_model
@@ -43,24 +45,39 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
             weights |= {name.replace("weight", "bias"): w.new_zeros(len(w)) for name, w in gates.items()}
             config = dataclasses.replace(config, native_bias=True)
         about = config_of(config, family, weights)
-        back = configurator.build(GPTConfig, keys_of(about, config.block_size))
+        listed = keys_of(about, config.block_size)
+        known = {*listed, *NOT_COMPARED}
+        if name := next((field.name for field in dataclasses.fields(config) if field.name not in known), None):
+            raise UserError(f"{name}={getattr(config, name)!r}: PLAIN of hub/families.py lists no value of {name}")
+        back = configurator.build(GPTConfig, listed)
         ours, theirs, ignored = compared(config), compared(back), {*unused_keys(config), *NOT_COMPARED} - {"gate"}
         if name := next((name for name in ours if ours[name] != theirs[name] and name not in ignored), None):
             raise UserError(f"{name}={getattr(config, name)!r}: there it can only be {getattr(back, name)!r}")
+        tensors: dict[str, torch.Tensor] = {}
+        for part in parts_of(back, family, weights):
+            if lacking := [name for name in part.ours if name not in weights]:
+                raise UserError(f"it lacks {lacking[0]}, which stands beside {next(iter(part.ours))} there")
+            tensors |= zip(part.theirs, part.to_theirs([weights[name] for name in part.ours]), strict=True)
     except UserError as error:
         raise UserError(f"{path}: cannot be written as {family}: {error}") from None
-    tensors: dict[str, torch.Tensor] = {}
-    for part in parts_of(back, family, weights):
-        tensors |= zip(part.theirs, part.to_theirs([weights[name] for name in part.ours]), strict=True)
     if family == "gla" and about["use_output_gate"]:  # fla's name where one kernel has the norm and the gate
         tensors = {name.replace(".g_norm.", ".g_norm_swish_gate."): tensor for name, tensor in tensors.items()}
-    if family in GATED and any(name.endswith("gates.readout.proj.bias") for name in weights):
+    if family in GATED and any(name.endswith(".bias") for name in weights):
         about["attention_bias"] = True  # keys_of refuses it: ours has a bias at the gate alone
-    written = export_to(Path(folder), find_checkpoint(path), tensors, about, checkpoint.get("data", {}), overwrite)
+    file, data = find_checkpoint(path), checkpoint.get("data", {})
+    texts = files_for_transformers(file, data)
+    written = export_to(Path(folder), file, tensors, about, texts, overwrite)
     library = "fla" if FAMILIES[family].read is read_fla else "transformers"
     if family == "qwen3" and (not config.qk_norm or any(gate.positions for _, gate in config.layers())):
         library = "the code of Qiu et al."
-    return f"written to {folder}/ as {family}, which {library} loads: {written}"
+    text = f"written to {folder}/ as {family}, which {library} loads: {written}"
+    if TOKENIZER_FILE not in texts and data.get("tokenizer"):
+        text += (
+            f"\nnote: without a tokenizer, since {data['tokenizer']} cannot be had here; AutoTokenizer takes another"
+        )
+    if family == "qwen2" and texts.get(CONFIG_FILE) == AS_IT_IS:
+        text += "\nnote: transformers 5 gives a qwen2 another tokenizer; use PreTrainedTokenizerFast, not AutoTokenizer"
+    return text
 
 
 def family_for(config: GPTConfig) -> str:
@@ -83,7 +100,8 @@ def with_their_gates(config: GPTConfig, weights: dict, family: str) -> tuple[GPT
 
     The 2 of y * 2s(g) goes to the weight behind the gate. Where all softmax layers have an elementwise gate, one of a
     number a head, a channel or a token repeats its rows, and a layer without one has rows of zeros, which halve, and
-    twice the weight behind them.
+    twice the weight behind them. Raises UserError for an input or a granularity that an edit has added; any other gate
+    stays as it is, and its key is refused later.
     """
     softmax = {i: gate.positions for i, (mixer, gate) in enumerate(config.layers()) if mixer == "softmax"}
     asked, is_gated = {position for positions in softmax.values() for position in positions}, family in GATED
@@ -91,6 +109,11 @@ def with_their_gates(config: GPTConfig, weights: dict, family: str) -> tuple[GPT
         return config, weights
     weights, C, H, D = dict(weights), config.n_embd, config.n_head, config.head_dim
     shapes = {"elementwise": (H, D), "headwise": (H, 1), "shared": (1, D), "scalar": (1, 1), "none": (1, 1)}
+    granularities = {granularity for positions in softmax.values() for granularity in positions.values()}
+    if asked:  # what an edit of gate.py may have added is not known to be equal to anything there
+        check_choice("gate_input", config.gate_input, ("token", "static"))
+        for granularity in granularities:
+            check_choice("granularity", granularity, shapes)
     has_bias = asked and (config.gate_bias is not None or config.gate_input == "static")
     for layer, positions in softmax.items():
         granularity, place = positions.get("readout", "none"), f"blocks.{layer}.mixer"

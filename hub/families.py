@@ -34,24 +34,26 @@ from keys import WITH_ROPE_LENGTH, word_of
 from model import MIXERS, GPTConfig
 from runs.rules import Rule, wrong_field
 
-# Names of tensors: each of ours is replaced by theirs, in turn. In NAMES "mixer" has become the name of the mixer.
+# Names of tensors: {ours: theirs}. Ours are patterns of a whole name without blocks.N. before and .weight or .bias
+# behind it. In NAMES "mixer" has become the name of the mixer. A name that no pattern matches is no tensor of theirs.
 OF_ALL = {
-    "^head": "lm_head", "^norm": "model.norm", "^blocks": "model.layers", "mlp.glu": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+    "head": "lm_head", "norm": "model.norm", "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
 }  # fmt: skip
 NAMES = OF_ALL | {
-    "^wte": "model.embed_tokens", "norm_1": "input_layernorm", "norm_2": "post_attention_layernorm",
-    "softmax.out_proj": "self_attn.o_proj", "softmax": "self_attn",
-    "gated_deltanet.conv": "linear_attn.conv1d", "gated_deltanet": "linear_attn",
+    "wte": "model.embed_tokens", "norm_1": "input_layernorm", "norm_2": "post_attention_layernorm",
+    "softmax.out_proj": "self_attn.o_proj", "softmax.(q_norm|k_norm)": r"self_attn.\1",
+    "gated_deltanet.conv": "linear_attn.conv1d",
+    "gated_deltanet.(norm|out_proj|A_log|dt_bias)": r"linear_attn.\1",
 }  # fmt: skip
 NAMES_OF_OLMO2 = NAMES | {"norm_1": "post_attention_layernorm", "norm_2": "post_feedforward_layernorm"}
 NAMES_OF_GPT2 = {  # the rows of c_attn are those of q, of k and of v, as ours
-    "^head": "lm_head", "^norm": "transformer.ln_f", "^wte": "transformer.wte", "^wpe": "transformer.wpe",
-    "^blocks": "transformer.h", "norm_": "ln_", "mixer.qkv": "attn.c_attn", "mixer.out_proj": "attn.c_proj",
-    "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+    "head": "lm_head", "norm": "transformer.ln_f", "wte": "transformer.wte", "wpe": "transformer.wpe",
+    "norm_(1|2)": r"ln_\1", "mixer.qkv": "attn.c_attn", "mixer.out_proj": "attn.c_proj", "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
 }  # fmt: skip
 NAMES_OF_FLA = OF_ALL | {
-    "^wte": "model.embeddings", "norm_1": "attn_norm", "norm_2": "mlp_norm", "mixer.out_proj": "attn.o_proj",
+    "wte": "model.embeddings", "norm_1": "attn_norm", "norm_2": "mlp_norm", "mixer.out_proj": "attn.o_proj",
     "mixer.norm": "attn.o_norm", "mixer.gates.(native|readout).proj": "attn.g_proj",
     "mixer.(A_log|dt_bias)": r"attn.\1",
 }  # fmt: skip
@@ -63,9 +65,22 @@ NAMES_OF_KDA = NAMES_OF_FLA | {
     "mixer.gates.native.down": "attn.g_proj.0", "mixer.gates.(native|readout).proj": "attn.g_proj.1",
 }  # fmt: skip
 NAMES_OF_MAMBA2 = {
-    "^wte": "backbone.embeddings", "^head": "lm_head", "^norm": "backbone.norm_f", "^blocks": "backbone.layers",
-    "norm_1": "norm", "mixer.conv": "mixer.conv1d",
+    "wte": "backbone.embeddings", "head": "lm_head", "norm": "backbone.norm_f", "norm_1": "norm",
+    "mixer.conv": "mixer.conv1d", "mixer.(norm|out_proj|A_log|D|dt_bias)": r"mixer.\1",
 }  # fmt: skip
+
+# What a published model has in place of each key of GPTConfig that its config.json does not give, whatever the defaults
+# of an edited GPTConfig are. A key of a model that stands neither here nor in its family is not known to be exportable
+PLAIN: dict[str, Any] = dict(
+    norm="rms", norm_eps=1e-5, post_norm=False, bias=False, qkv_bias=False, tie_embeddings=True, head_dim=None,
+    n_kv_head=None, mlp="swiglu", mlp_width=None, attention="softmax", position="rope", rope_base=10000.0,
+    rope_fraction=1.0, rope_scaling="none", rope_factor=1.0, rope_length=None, qk_norm=False, qk_norm_over="head",
+    sink="none", window="none", attention_weights="softmax", forget_gate=False, attention_softcap=None,
+    logit_softcap=None, short_conv=None, expand=2, state_size=128, n_groups=1, levels="none", beta_max=1.0,
+    n_householder=2, delta_heads=None, delta_key_heads=None, delta_key_dim=None, delta_value_dim=None, gate="none",
+    gate_activation="sigmoid", gate_rank=0, gate_input="token", native_bias=False, gate_bias=None,
+    readout_norm="published", norm_first=True, readout_activation="none", branch_scale=1.0,
+)  # fmt: skip
 
 NO, YES, NONE = Rule(bool, choices=(False,)), Rule(bool, choices=(True,)), Rule(str, choices=(None,))
 NUMBER, SIZE, OR_NONE = Rule(float, above=0, at_most=1 << 30), (int, 1, 1 << 30), (int, 1, 1 << 30, None)
@@ -194,10 +209,15 @@ def by_layer(names: tuple[str, ...], layers: list) -> dict[str, str]:
 def write_transformers(keys: dict, name: str) -> dict[str, Any]:
     kind = keys["rope_scaling"] if keys["rope_scaling"] in ROPES else "default"
     scaled, others = ROPES[kind]
-    rope = {field: keys[key] for key, field in (KEYS_OF_ROPE | scaled).items()}
-    rope |= {field: only for field, (_, only, _) in others.items()}
+    rope = {field: keys[key] for key, field in KEYS_OF_ROPE.items()}
+    scaling = {"rope_type": kind} | {field: keys[key] for key, field in scaled.items()}
+    scaling |= {field: float(only) for field, (_, only, _) in others.items()}  # a whole number makes some of them warn
     window = next(filter(None, keys["window"]), None)
-    fields: dict[str, Any] = {"rope_parameters": {"rope_type": kind} | rope, "sliding_window": window}
+    # transformers reads rope_parameters from its version 5 on; older ones, and vLLM, read the same numbers beside it
+    fields: dict[str, Any] = {"rope_parameters": scaling | rope} | rope
+    if kind != "default":  # it hides rope_parameters where both are read
+        fields["rope_scaling"] = scaling
+    fields["sliding_window"] = window
     fields |= {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": window is not None}
     if name in BY_LAYER or FAMILIES[name].mixer:
         kinds = ["full_attention" if mixer == "softmax" else "linear_attention" for mixer in keys["attention"]]
@@ -359,6 +379,7 @@ def write_mamba2(keys: dict, name: str) -> dict[str, Any]:
 
 class Family(NamedTuple):
     names: dict[str, str]  # of tensors
+    blocks: str  # what theirs call the list of layers
     keys: dict[str, str]  # {our key: the field that it is}; a field obeys the rule of its key
     fields: dict[str, Any]  # rules of other fields that are read or forbidden
     defaults: dict[str, Any]  # of fields that a config.json may leave out
@@ -366,21 +387,28 @@ class Family(NamedTuple):
     write: Callable[[dict, str], dict]  # (what `compared` returns, family): the fields that are not one key
     always: dict[str, Any] = {}  # keys that every model has
     mixer: str | None = None  # of its linear layers
+    biases: str = ""  # a pattern, as those in `names`, of what may have a bias
 
 
-LLAMA = Family(NAMES, KEYS, FIELDS, DEFAULTS, read_transformers, write_transformers)
+LLAMA = Family(NAMES, "model.layers", KEYS, FIELDS, DEFAULTS, read_transformers, write_transformers)
 WINDOW_4096, EPS_1E5 = DEFAULTS | {"sliding_window": 4096}, DEFAULTS | {"rms_norm_eps": 1e-5}
 QWEN3_NEXT = LLAMA._replace(
     keys=KEYS | KEYS_OF_DELTA,
     defaults=DEFAULTS | dict(head_dim=256, partial_rotary_factor=0.25),
     always={"qk_norm": True},
     mixer="gated_deltanet",
+    biases="softmax.(qkv|out_proj|gates.readout.proj)",  # with attention_bias
 )
 OF_GPT2 = dict(norm="layer", bias=True, position="learned")
-GPT2 = Family(NAMES_OF_GPT2, KEYS_OF_GPT2, FIELDS_OF_GPT2, DEFAULTS_OF_GPT2, read_gpt2, write_gpt2, OF_GPT2)
-FLA = Family(NAMES_OF_FLA, KEYS_OF_FLA, FIELDS_OF_FLA, DEFAULTS_OF_FLA, read_fla, write_fla)
-MAMBA2 = Family(NAMES_OF_MAMBA2, KEYS_OF_MAMBA2, FIELDS_OF_MAMBA2, DEFAULTS_OF_MAMBA2, read_mamba2, write_mamba2)
-MAMBA2 = MAMBA2._replace(always=dict(attention="mamba2", gate="native", mlp="none"), mixer="mamba2")
+GPT2 = Family(
+    NAMES_OF_GPT2, "transformer.h", KEYS_OF_GPT2, FIELDS_OF_GPT2, DEFAULTS_OF_GPT2, read_gpt2, write_gpt2,
+    always=OF_GPT2, biases="norm(_1|_2)?|mixer.(qkv|out_proj)|mlp.(up|down)",
+)  # fmt: skip
+FLA = Family(NAMES_OF_FLA, "model.layers", KEYS_OF_FLA, FIELDS_OF_FLA, DEFAULTS_OF_FLA, read_fla, write_fla)
+MAMBA2 = Family(
+    NAMES_OF_MAMBA2, "backbone.layers", KEYS_OF_MAMBA2, FIELDS_OF_MAMBA2, DEFAULTS_OF_MAMBA2, read_mamba2, write_mamba2,
+    always=dict(attention="mamba2", gate="native", mlp="none"), mixer="mamba2", biases="mixer.conv",
+)  # fmt: skip
 FAMILIES = {  # by model_type, but for nanogpt and mamba_ssm
     "llama": LLAMA,
     "qwen3": LLAMA._replace(keys=KEYS | {"qk_norm": "use_qk_norm"}, defaults=DEFAULTS_OF_QWEN3),
@@ -388,7 +416,7 @@ FAMILIES = {  # by model_type, but for nanogpt and mamba_ssm
     "qwen3_5_text": QWEN3_NEXT,
     "gpt2": GPT2,
     "mistral": LLAMA._replace(defaults=WINDOW_4096),
-    "qwen2": LLAMA._replace(defaults=WINDOW_4096, always={"qkv_bias": True}),
+    "qwen2": LLAMA._replace(defaults=WINDOW_4096, always={"qkv_bias": True}, biases="softmax.qkv"),
     "smollm3": LLAMA._replace(defaults=DEFAULTS | dict(tie_word_embeddings=True, rope_theta=2e6)),
     "olmo2": LLAMA._replace(names=NAMES_OF_OLMO2, defaults=EPS_1E5, always=OF_OLMO2),
     "phi3": LLAMA._replace(names={"softmax.qkv": "self_attn.qkv_proj"} | NAMES, defaults=EPS_1E5),
@@ -398,7 +426,13 @@ FAMILIES = {  # by model_type, but for nanogpt and mamba_ssm
         keys=KEYS_BY_HEAD, defaults=DEFAULTS_OF_FLA | {"expand_v": 2.0}, mixer="gated_deltanet"
     ),
     "delta_net": FLA._replace(defaults=DEFAULTS_OF_FLA | {"use_gate": False}, mixer="deltanet"),
-    "kda": FLA._replace(names=NAMES_OF_KDA, keys=KEYS_BY_HEAD, always={"native_bias": True}, mixer="kda"),
+    "kda": FLA._replace(
+        names=NAMES_OF_KDA,
+        keys=KEYS_BY_HEAD,
+        always={"native_bias": True},
+        mixer="kda",
+        biases="mixer.gates.native.proj",
+    ),
     "mamba2": MAMBA2,
     "mamba_ssm": MAMBA2,
 }
@@ -427,7 +461,7 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
         config = {"norm_eps": config["layer_norm_epsilon"]} | config
     # the folder of the weights that are not quantised is read
     keys = checked(config, family.keys, family.fields | {"quantization_config?": Rule(dict, choices=({},))})
-    keys = {"mlp": "swiglu"} | family.always | keys | family.read(config, name)
+    keys = PLAIN | family.always | keys | family.read(config, name)
     return keys | {"block_size": min(block_size, keys.get("block_size", block_size))}
 
 

@@ -15,20 +15,17 @@ from typing import Any
 import torch
 
 import configurator
-from configurator import UserError
-from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, FileTokenizer, name_of_file
+from configurator import UserError, show
+from data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from hub.families import FAMILIES, family_of, keys_of
 from hub.tensors import parts_of
+from hub.text import TOKENIZER_FILES, copied_files
 from model import GPTConfig
 from runs.checkpoint import check_tensors, import_safetensors, load_torch, save_folder
 from runs.files import claim, new_folder, one_line, read_json, write_whole
 from runs.memory import without_data
 from runs.rules import wrong_field
 
-TOKENIZER_FILES = (
-    TOKENIZER_FILE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
 SPELLINGS = {  # of names of tensors: with a part for images; fla's norm with a gate in one kernel; older; compiled
     "model.language_model.": "model.", ".g_norm_swish_gate.": ".g_norm.", "backbone.embedding.": "backbone.embeddings.",
     "_orig_mod.": "",
@@ -45,7 +42,8 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     """
     folder, out_dir = Path(folder), Path(out_dir)
     about, longest, file = checkpoint_of(folder, block_size)
-    text = f"written to {out_dir}/: {export_to(out_dir, file, about.pop('model'), about, {}, overwrite)}"
+    weights, texts = about.pop("model"), copied_files(file, {})
+    text = f"written to {out_dir}/: {export_to(out_dir, file, weights, about, texts, overwrite)}"
     if (kept := about["model_args"]["block_size"]) < longest:
         text += f"\nblock_size={kept}, of {longest} that it was made for; --block_size=... keeps more"
     return text
@@ -72,10 +70,10 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
         raise UserError(str(error) if str(error).startswith(str(folder)) else f"{folder}: {error}") from None
 
     checkpoint: dict[str, Any] = {"model": weights, "model_args": dataclasses.asdict(config), "iter_num": 0}
-    if os.path.isfile(folder / TOKENIZER_FILE):
+    if os.path.exists(folder / TOKENIZER_FILE):
         tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
         checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-        checkpoint["data"]["first_ids"] = tokenizer.encode("", special=True)  # as Llama's <|begin_of_text|>
+        checkpoint["data"]["first_ids"] = tokenizer.first_ids()
     longest = their_config.get(FAMILIES[family].keys.get("block_size"), 0)  # a state space model has any length
     return checkpoint, longest, file
 
@@ -83,6 +81,7 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
 def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     """What a config.json would say of nanoGPT's checkpoint, and its tensors. Raises UserError. The gelu is the exact
     one, as in nanoGPT's code of today; a checkpoint does not say which its code had."""
+    check_regular(file)
     content = load_torch(file)
     args = content.get("model_args") if isinstance(content, dict) else None
     if not isinstance(args, dict) or args.keys() - {"dropout"} != set(FAMILIES["nanogpt"].keys):
@@ -93,6 +92,7 @@ def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
 
 def read_tensors(file: Path, family: str) -> dict[str, torch.Tensor]:
     """The tensors of one of a folder's files. Raises UserError."""
+    check_regular(file)
     if file.suffix == ".bin":
         return with_usual_names(load_torch(file), file, family)  # tensors alone, so that it runs no code
     with one_line(f"{file}: missing, damaged, or no safetensors"):
@@ -105,7 +105,7 @@ def with_usual_names(content: Any, file: Path, family: str) -> dict[str, torch.T
         raise UserError(f"{file}: holds no table of tensors")
     content = {name: tensor for name, tensor in content.items() if not re.match(LEFT_OUT, str(name))}
     check_tensors(content, file)
-    tensors, prefix = {}, FAMILIES[family].names["^blocks"].partition(".")[0] + "."  # which a folder may leave out
+    tensors, prefix = {}, FAMILIES[family].blocks.partition(".")[0] + "."  # which a folder may leave out
     for name, tensor in content.items():
         for other, usual in SPELLINGS.items():
             name = name.replace(other, usual, 1)
@@ -125,7 +125,18 @@ def files_of(folder: Path, family: str) -> list[Path]:
     table = read_json(index)
     if wrong := wrong_field(table, {"weight_map": {str: (str, 1, 255)}}):
         raise UserError(f"{index}: {wrong}")
-    return [folder / name for name in sorted(set(table["weight_map"].values()))]
+    names = sorted(set(table["weight_map"].values()))
+    for name in names:
+        if name != os.path.basename(name) or name in (".", ".."):
+            raise UserError(f"{index}: its {show(name)} is no name of a file in this folder")
+    return [folder / name for name in names]
+
+
+def check_regular(file: Path) -> None:
+    """Raises UserError for a pipe or a device: to open one may wait for ever. A link to a file elsewhere is none: the
+    cache of a hub has nothing else."""
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise UserError(f"{file}: cannot be read (is no file)")
 
 
 def some(names) -> str:
@@ -159,24 +170,17 @@ def translated(config: GPTConfig, family: str, tensors: dict[str, torch.Tensor])
     return weights
 
 
-def export_to(folder: Path, file: Path, weights: dict, about: dict, data: dict, overwrite: bool) -> str:
-    """Writes model.safetensors, config.json with `about`, and copies of the tokenizer's files. Returns their names.
+def export_to(folder: Path, file: Path, weights: dict, about: dict, texts: dict[str, bytes], overwrite: bool) -> str:
+    """Writes model.safetensors, config.json with `about`, and the files of the tokenizer. Returns their names.
 
-    file: one of the model's; data: what a checkpoint keeps of its data set, whose folder has a trained run's
-    tokenizer.json. Raises UserError.
+    file: one of the model's; texts: {name: content} of the tokenizer's (hub/text.py). Raises UserError.
     """
     if os.path.realpath(folder) in (os.path.realpath(file.parent), os.path.dirname(os.path.realpath(file))):
         raise UserError(f"{folder}: holds the model that is to be written; name another folder")
-    there = [name for name in TOKENIZER_FILES if os.path.isfile(file.parent / name)]
-    contents = {name: configurator.read_regular(file.parent / name, MOST_TOKENIZER) for name in there}
-    of_data = Path(data.get("path") or ".") / TOKENIZER_FILE
-    if TOKENIZER_FILE not in contents and os.path.isfile(of_data):
-        content = configurator.read_regular(of_data, MOST_TOKENIZER)
-        contents |= {TOKENIZER_FILE: content} if name_of_file(content) == data.get("tokenizer") else {}
     # an older export's tokenizer must not stay
     old = TOKENIZER_FILES if claim(folder, "export", overwrite) else ()
     with new_folder(folder, "config.json", old) as new:
-        for name, content in contents.items():
+        for name, content in texts.items():
             write_whole(new / name, lambda file, content=content: file.write(content))
         save_folder(new, weights, about)
-    return ", ".join(["model.safetensors", "config.json", *contents])
+    return ", ".join(["model.safetensors", "config.json", *texts])

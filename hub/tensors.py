@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from configurator import UserError, show
 from hub.families import FAMILIES, GATED, read_fla, read_transformers
 from model import GPTConfig
 from ops.fast import at_least_float32
@@ -33,7 +34,7 @@ class Part(NamedTuple):
 
 def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
     """Yields every Part of the model, each tensor in one of them. names: those of our tensors."""
-    layers, table, shared = config.layers(), FAMILIES[family].names, {}
+    layers, blocks_there, shared = config.layers(), FAMILIES[family].blocks, {}
     for i, (mixer, gate) in enumerate(layers):
         for theirs, ours, sizes in shared_rows(config, family, mixer, gate):
             blocks = "".join(ours.values())
@@ -44,18 +45,34 @@ def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[P
                 for groups, blocks in theirs.values()
             ]
             for kind in ("weight", "bias"):
-                there = {f"{table['^blocks']}.{i}.{name}.{kind}": len(x) for name, x in zip(theirs, order, strict=True)}
+                there = {f"{blocks_there}.{i}.{name}.{kind}": len(x) for name, x in zip(theirs, order, strict=True)}
                 here = {f"blocks.{i}.{name}.{kind}": sum(sizes[x] for x in blocks) for name, blocks in ours.items()}
                 shared |= dict.fromkeys(here, (there, here, torch.cat(order)))
     for name in names:
-        theirs = name
-        if name.startswith("blocks") and FAMILIES[family].read is read_transformers:
-            theirs = name.replace("mixer", layers[int(name.split(".")[1])][0])
-        for pattern, replacement in table.items():
-            theirs = re.sub(pattern, replacement, theirs)
+        theirs = their_name(name, config, family, is_shared=name in shared)
         there, here, order = shared.get(name, ({theirs: 0}, {name: 0}, None))
         if name == next(iter(here)):  # the others come with the first
             yield Part(there, here, order, translation(name, family, config.block_size))
+
+
+def their_name(name: str, config: GPTConfig, family: str, is_shared: bool) -> str:
+    """What a tensor of ours is called there. Raises UserError for one that the family does not have.
+
+    is_shared: its rows are shared out otherwise, under other names: the name is then returned as it is.
+    """
+    about = FAMILIES[family]
+    layer, module, kind = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+?)(\.weight|\.bias)?", name, re.S).groups()
+    if layer is not None and about.read is read_transformers and module.startswith("mixer."):
+        mixer = config.layers()[int(layer)][0]
+        module = mixer + module.removeprefix("mixer")
+    place = "" if layer is None else f"{about.blocks}.{layer}."
+    has_it = kind != ".bias" or re.fullmatch(about.biases, module)
+    if has_it and is_shared:
+        return name
+    for pattern, replacement in about.names.items():
+        if has_it and re.fullmatch(pattern, module):
+            return place + re.sub(pattern, replacement, module) + (kind or "")
+    raise UserError(f"{family} has no place for {show(name)}")
 
 
 def shared_rows(config: GPTConfig, family: str, mixer: str, gate: Any) -> Iterator[tuple[dict, dict, dict]]:

@@ -15,8 +15,10 @@ import test_huggingface
 import tokenizers
 import torch
 import transformers
+from conftest import LINES
 
 import export
+from data.tokenizer import train_bpe
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 
@@ -25,13 +27,6 @@ if not HAS_LIBRARY:  # what harness.py takes from it; make test-all installs the
 
     class TemplateLM:
         cache_hook = types.SimpleNamespace(add_partial=lambda *args: None)
-
-        def loglikelihood(self, requests):
-            pairs = []
-            for context, continuation in (request.args for request in requests):
-                ids = self.tok_encode(context) or [self.prefix_token_id]
-                pairs.append(((context, continuation), ids, self.tok_encode(continuation)))
-            return self._loglikelihood_tokens(pairs)
 
     stand_in = types.ModuleType("lm_eval")
     stand_in.TemplateLM, stand_in.register_model = TemplateLM, lambda name: lambda cls: cls
@@ -63,11 +58,65 @@ def definition(model, context, continuation):
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_scores_are_those_of_whole_forwards(mixer, trained):
     own = harness.NanogateLM(checkpoint=str(trained(mixer)), device="cpu", batch_size=3)
-    pairs = [("The quick", " brown fox"), ("Boxkämpfer jagen", " Eva"), ("The quick", ""), ("x", "yz")]
+    pairs = [("The quick", " brown fox"), ("Boxkämpfer jagen", " Eva"), ("x", "yz")]
     for (context, continuation), (nats, greedy) in zip(pairs, own.loglikelihood(requests(*pairs)), strict=True):
-        context, continuation = list(context.encode()), list(continuation.encode())
-        expected = definition(own.model, context, continuation) if continuation else (0.0, True)
+        expected = definition(own.model, list(context.encode()), list(continuation.encode()))
         assert (nats, greedy) == (pytest.approx(expected[0], abs=1e-4), expected[1])
+
+
+def dummy_prefix(file):
+    """A tokenizer as Llama 2's: a space, spelled U+2581, is put before a text, and "ab" is one piece."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "c", "ab"]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    model = tokenizers.models.BPE(vocab=vocab, merges=[("a", "b")], byte_fallback=True, unk_token="<unk>")
+    made = tokenizers.Tokenizer(model)
+    steps = tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")
+    made.normalizer = tokenizers.normalizers.Sequence(list(steps))
+    parts = tokenizers.decoders.Replace("\u2581", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()
+    made.decoder = tokenizers.decoders.Sequence(list(parts))
+    special = [("<s>", 1), ("</s>", 2)]
+    made.post_processor = tokenizers.processors.TemplateProcessing("<s> $A </s>", None, special)
+    made.save(str(file))
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """hub(save) -> the model in a folder of a Llama whose tokenizer.json save(file) writes."""
+
+    def make(save):
+        test_huggingface.save("Llama", tmp_path / "hub", dict(bos_token_id=1, eos_token_id=2))
+        save(tmp_path / "hub" / "tokenizer.json")
+        return harness.NanogateLM(checkpoint=str(tmp_path / "hub"), device="cpu")
+
+    return make
+
+
+def test_a_continuation_that_begins_inside_a_token_is_encoded_alone(hub, helpers):
+    own = hub(lambda file: file.write_bytes(train_bpe("bpe:300", LINES * 40).content))
+    assert own.coder.encode("The quick") == own.coder.encode("The") + own.coder.encode(" quick")
+    pairs = [("The qui", "ck"), ("The qui", "ck brown"), ("The quick ", "brown"), ("", "\n"), ("", "\nThe")]
+    scores = own.loglikelihood(requests(*pairs))
+    ids = [tuple(map(own.coder.encode, pair)) for pair in pairs[:2]]
+    ids += [
+        (own.coder.encode("The quick"), own.coder.encode(" brown")),
+        ([1], own.coder.encode("\n")),
+        ([1], own.coder.encode("\nThe")),
+    ]
+    for (nats, greedy), (context, continuation) in zip(scores, ids, strict=True):
+        assert (nats, greedy) == (pytest.approx(definition(own.model, context, continuation)[0], abs=1e-4), False)
+    message = helpers.error_of(own.loglikelihood, requests(("The quick", "")))
+    assert message == "the continuation '' has no tokens, so that it has no likelihood"
+
+
+def test_no_space_is_put_before_a_continuation_and_only_what_precedes_a_text_before_a_prompt(hub):
+    own = hub(dummy_prefix)
+    assert own.coder.first_ids() == own.first_ids == [1]  # and not </s>
+    space, ab = own.coder.encode("ab")
+    a, b = (own.coder.encode(text)[-1] for text in "ab")
+    ((nats, _),) = own.loglikelihood(requests(("a", "b")))
+    assert nats == pytest.approx(definition(own.model, [1, space, a], [b])[0], abs=1e-5)
+    (found,) = own.loglikelihood_rolling(requests(("abab",)))  # <s> stands before the text, and is no part of it
+    assert found == pytest.approx(definition(own.model, [1], [space, ab, ab])[0], abs=1e-5)
 
 
 MODELS = {
@@ -151,13 +200,23 @@ def test_a_model_whose_tokenizer_puts_an_id_before_a_text_has_the_scores_of_the_
     assert len(plain) == 9 and own.tok_encode("<|im_start|>The quick") == [299, *plain] == own.tok_encode("The quick")
     hf = pytest.importorskip("lm_eval.models.huggingface")
     theirs = hf.HFLM(pretrained=str(tmp_path / "theirs"), device="cpu", dtype="float32")
-    pairs, long = [("The quick", " brown fox"), ("", "x"), ("<|im_start|>a", "b")], ("The quick brown fox. " * 9,)
+    pairs = [("The quick", " brown fox"), ("", "x"), ("<|im_start|>a", "b")]
     pairs = [own.loglikelihood(requests(*pairs)), theirs.loglikelihood(requests(*pairs))]
     assert [nats for nats, _ in pairs[0]] == pytest.approx([nats for nats, _ in pairs[1]], abs=1e-4)
-    rolling = [lm.loglikelihood_rolling(requests(long, ("a",))) for lm in (own, theirs)]
-    assert rolling[0] == pytest.approx(rolling[1], abs=1e-3)
+    rolling = [lm.loglikelihood_rolling(requests(("The quick",)))[0] for lm in (own, theirs)]
+    once, twice = (definition(own.model, [299], [*more, *plain])[0] for more in ([], [299]))
+    assert rolling == pytest.approx([once, twice], abs=1e-3)  # theirs scores the id before a text as a part of it
     written = [lm.generate_until(requests(("The quick", {"max_gen_toks": 9, "until": []}))) for lm in (own, theirs)]
     assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("content", ['{"bos_token_id": "x"}', "[]", '{"eos_token_id": [-1]}', '{"eos_token_id": 0.5}'])
+def test_special_tokens_that_are_no_ids_are_one_line(content, helpers, tmp_path):
+    file = tmp_path / "generation_config.json"
+    file.write_text(content)
+    assert str(file) in helpers.error_of(harness.special_tokens, file)
+    file.write_text('{"bos_token_id": null, "eos_token_id": null}')
+    assert harness.special_tokens(file) == (None, []) == harness.special_tokens(tmp_path / "none")
 
 
 def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained):

@@ -4,30 +4,38 @@ published.py has the gated attention of Qiu et al., which no class of transforme
 """
 
 import copy
+import dataclasses
 import json
+import os
 import pickle
 import re
 import shutil
+import subprocess
+import sys
+import unicodedata
 import zlib
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import published
 import pytest
 import safetensors.torch
+import tiktoken
 import tokenizers
 import torch
 import torch.nn.functional as F
 import transformers as hf
 from conftest import LINES, ROOT
 from small_models import logits_of_pieces
+from tiktoken_ext.openai_public import r50k_pat_str
 
 import export
 from configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
-from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
-from hub import families, tensors
+from data.tokenizer import BYTE_OF, FileTokenizer, get_tokenizer, tokenizer_of_checkpoint, train_bpe
+from hub import export_hf, families, tensors
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 
@@ -329,6 +337,26 @@ def test_a_gate_that_equals_one_of_theirs_leaves(name, helpers, tmp_path):
             torch.testing.assert_close(back.double()(idx), model.double()(idx), rtol=0, atol=1e-12)
 
 
+OF_ROPE = [name for name, config in FAMILIES.items() if "rope_parameters" in config.to_dict() and name != "GPT-2"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", OF_ROPE)
+def test_rope_is_written_as_transformers_5_reads_it_and_as_those_before_do(name, helpers, tmp_path):
+    save(name, tmp_path / "theirs")
+    ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family=FAMILIES[name].model_type))
+    about = json.loads((tmp_path / "back" / "config.json").read_text())
+    new, old = {"rope_parameters"}, {"rope_theta", "rope_scaling", "partial_rotary_factor"}
+    for dropped in (new, old):  # transformers 5 knows either spelling
+        (tmp_path / "back" / "config.json").write_text(json.dumps({k: about[k] for k in about.keys() - dropped}))
+        theirs = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "back").eval()
+        torch.testing.assert_close(theirs(IDX).logits, ours(IDX), rtol=0, atol=1e-4)
+    assert about["rope_theta"] == ours.config.rope_base and about[PART] == ours.config.rope_fraction
+    # the old classes take scaling from rope_scaling alone
+    assert about.get("rope_scaling", {}).get("rope_type", "none") == ours.config.rope_scaling
+
+
 NOT_HELD = {
     "mlp='gelu': there it can only be 'swiglu'": dict(mlp="gelu"),
     "gate_activation='silu': there it can only be 'sigmoid'": dict(gate="elementwise", gate_activation="silu"),
@@ -365,6 +393,59 @@ def test_what_no_family_has_is_refused_by_its_key(words, keys, helpers, tmp_path
     message = helpers.error_of(export.main, asked)
     assert words in message and str(tmp_path) in message and not (tmp_path / "theirs").exists()
     assert helpers.error_of(export.main, [*asked, "--whole=b"]).endswith("of from_hf, whole and to_hf give one")
+
+
+ADDED = [  # parameters that an edit may add
+    "blocks.0.hyper.alpha", "blocks.0.mixer.alpha", "blocks.0.mixer.out_proj.alpha", "blocks.0.mlp.gate.weight",
+    "alpha", "head.bias", "wte.bias", "blocks.0.mixer.conv.scale",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_parameter_that_no_table_lists_has_no_name_in_any_family(family, helpers):
+    config = GPTConfig(n_layer=1, n_head=2, n_embd=8)
+    for name in [*ADDED, *(["blocks.0.norm_1.bias"] if "gpt" not in family else [])]:
+        for is_shared in (False, True) if name.endswith(".bias") else (False,):
+            message = helpers.error_of(tensors.their_name, name, config, family, is_shared)
+            assert message == f"{family} has no place for {name!r}"
+
+
+@dataclasses.dataclass
+class Edited(GPTConfig):
+    residual_scale: float = 0.5
+
+
+EDITED = {
+    "llama has no place for 'blocks.0.hyper.alpha'": (dict(), {"blocks.0.hyper.alpha": torch.ones(2)}),
+    "gate_input='residual': must be one of token, static": (dict(gate="headwise", qk_norm=True), {}),
+    "residual_scale=0.5: PLAIN of hub/families.py lists no": (dict(residual_scale=0.5), {}),
+    "lacks blocks.0.mixer.gates.readout.proj.bias, which": (
+        dict(gate="elementwise", qk_norm=True), {"blocks.0.mixer.qkv.bias": torch.ones(64)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "edit"), EDITED.items(), ids=EDITED)
+def test_an_edited_model_is_not_written_as_a_published_one(words, edit, helpers, tmp_path, monkeypatch):
+    keys, added = edit
+    config_class = Edited if "residual_scale" in keys else GPTConfig
+    model = GPT(config_class(**OURS | dict(qk_norm=False) | keys))
+    if "gate_input" in words:
+        monkeypatch.setattr("keys.check", lambda config: None)  # an edited rule of the key
+        model.config.gate_input = "residual"
+    checkpoint = {"model": model.state_dict() | added}
+    monkeypatch.setattr(export_hf, "load_model", lambda path: (model, checkpoint))
+    monkeypatch.setattr(export_hf, "GPTConfig", config_class)
+    asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs")
+    assert words in helpers.error_of(export.main, asked) and not (tmp_path / "theirs").exists()
+
+
+def test_every_key_is_listed_for_models_of_others_or_named_as_one_that_changes_no_function():
+    of_every_model = {"n_layer", "n_head", "n_embd", "block_size", "vocab_size"}
+    listed = of_every_model | families.PLAIN.keys() | {*export_hf.NOT_COMPARED}
+    assert listed == {field.name for field in dataclasses.fields(GPTConfig)}
+    built = vars(GPTConfig(**families.PLAIN | dict(n_head=2, n_embd=8)))
+    assert {key for key in families.PLAIN if built[key] != vars(GPTConfig(n_head=2, n_embd=8))[key]} == {"mlp"}
 
 
 def test_a_qwen3_without_qk_norm_is_for_the_code_of_qiu_et_al(helpers, tmp_path, capsys):
@@ -446,6 +527,60 @@ def assert_refused(source, damage, words, helpers, tmp_path):
     assert not (tmp_path / "ours" / "config.json").exists()
 
 
+def name_in_index(name):
+    def damage(folder):
+        index = folder / "model.safetensors.index.json"
+        table = json.loads(index.read_text())
+        table["weight_map"][NORM] = str(name)
+        index.write_text(json.dumps(table))
+
+    return damage
+
+
+def pipe(name, *before):
+    """A pipe of this name, which nobody writes to: to open it would wait for ever."""
+
+    def damage(folder):
+        for step in before:
+            step(folder)
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+PIPES = {
+    "an index that leaves the folder": (name_in_index("../other.safetensors"), "'../other.safetensors' is no name of"),
+    "an index with a whole path": (name_in_index(ROOT / "x.safetensors"), "is no name of a file in this folder"),
+    "an index with a folder": (name_in_index(".."), "'..' is no name of a file in this folder"),
+    "an index with a device": (pipe("a", name_in_index("a")), "a: cannot be read (is no file)"),
+    "a pipe as config.json": (pipe("config.json"), "config.json: cannot be read (is no file)"),
+    "a pipe as the index": (pipe("model.safetensors.index.json"), "has no model.safetensors"),
+    "a pipe as tokenizer.json": (pipe("tokenizer.json"), "tokenizer.json: cannot be read (is no file)"),
+    "a pipe as merges.txt": (pipe("merges.txt"), "merges.txt: cannot be read (is no file)"),
+}
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), [(name, *case) for name, case in PIPES.items()], ids=PIPES)
+def test_nothing_outside_a_hub_s_folder_is_read_and_nothing_is_waited_for(
+    name, damage, words, folders, helpers, tmp_path
+):
+    save("Llama", tmp_path, max_shard_size="1GB")  # a file outside, which an index may name
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    assert_refused(folders["Qwen3"], damage, words, helpers, tmp_path)
+
+
+def test_a_pipe_is_no_checkpoint_of_nanogpt_and_a_link_to_a_file_elsewhere_is_read(folders, helpers, tmp_path):
+    os.mkfifo(tmp_path / "ckpt.pt")
+    message = helpers.error_of(export.main, helpers.words(from_hf=tmp_path / "ckpt.pt", out_dir=tmp_path / "ours"))
+    assert message == f"{tmp_path / 'ckpt.pt'}: cannot be read (is no file)"
+    (tmp_path / "cache").mkdir()
+    for file in folders["Qwen3"].iterdir():  # as in the cache of a hub
+        (tmp_path / "cache" / file.name).symlink_to(file)
+    expected = checkpoints.load(folders["Qwen3"])["model"]
+    assert helpers.equal(checkpoints.load(tmp_path / "cache")["model"], expected)
+
+
 # -- The tokenizer, and the programs on an imported model --------------------------------------------------------------
 
 
@@ -485,6 +620,96 @@ def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):
     for text in LINES:
         assert tokenizer.decode_bytes(tokenizer.encode(text)) == text.encode()
     assert tokenizer.encode_array("the").dtype == np.uint16
+
+
+ODD = [
+    "The quick", " a  b\t\n\r\n  x", unicodedata.normalize("NFD", "Zwölf über"), "\ufb01 \u00bd \u00a0x\u200b",
+    "1234567 don't WE'LL", "<s> <unk> <|endoftext|> </s> [PAD] <|im_start|>", "", " ", "🙂名\ud7ff", "Ċ Ġ", " .x , n't",
+]  # fmt: skip
+
+
+def assert_same_text(theirs, ours):
+    """transformers' tokenizer has the ids of ours, gives each text back, and has none past them."""
+    for text in ODD:
+        ids = theirs(text)["input_ids"]
+        assert ids == ours.encode(text) and theirs.decode(ids) == text
+    assert len(theirs) == ours.vocab_size and not theirs.all_special_tokens
+    with pytest.raises(ValueError, match="padding token"):  # none has been trained, and none is made up
+        theirs(ODD[:2], padding=True)
+    theirs.pad_token = theirs.convert_ids_to_tokens(0)
+    padded = theirs(["The quick", "x"], padding=True)
+    rows = [[i for i, seen in zip(*row, strict=True) if seen] for row in zip(*padded.values(), strict=True)]
+    assert rows == [ours.encode("The quick"), ours.encode("x")] and len(theirs) == ours.vocab_size
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_of_a_written_folder_has_the_ids_that_the_model_was_trained_with(name, helpers, tmp_path, capsys):
+    save(name, tmp_path / "theirs")
+    trained = train_bpe("bpe:400", LINES * 40)
+    (tmp_path / "theirs" / "tokenizer.json").write_bytes(trained.content)
+    imported(helpers, tmp_path / "theirs", tmp_path / "ours")
+    family = {"qwen3_5": "qwen3_5_text"}.get(FAMILIES[name].model_type, FAMILIES[name].model_type)
+    export.main(helpers.words(checkpoint=tmp_path / "ours", to_hf=tmp_path / "back", family=family))
+    is_forced = family == "qwen2"  # in transformers 5, whatever a folder says
+    assert is_forced == ("use PreTrainedTokenizerFast, not AutoTokenizer" in capsys.readouterr().out)
+    reader = hf.PreTrainedTokenizerFast if is_forced else hf.AutoTokenizer
+    assert_same_text(reader.from_pretrained(tmp_path / "back"), trained)
+
+
+# installed by make test-all; or a folder that pip install --target has made
+BEFORE_5 = Path(os.environ.get("TRANSFORMERS_4", ROOT / ".venv" / "transformers4"))
+# it lacks Qwen3.5, and norms the readout of Mamba-2 over all groups together, which is not what Mamba-2 does
+NOT_BEFORE_5 = ("Qwen3.5", "Qwen3.5 with images", "Mamba-2, groups, tied")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not BEFORE_5.is_dir(), reason="needs a transformers before 5: make test-all, or TRANSFORMERS_4=FOLDER"
+)
+def test_transformers_before_5_has_the_same_logits_and_ids(helpers, tmp_path):
+    names = [name for name in FAMILIES if name not in NOT_BEFORE_5]
+    trained, expected = train_bpe("bpe:300", LINES * 40), {}
+    for i, name in enumerate(names):
+        save(name, tmp_path / f"theirs{i}")
+        (tmp_path / f"theirs{i}" / "tokenizer.json").write_bytes(trained.content)
+        expected[i] = imported(helpers, tmp_path / f"theirs{i}", tmp_path / f"ours{i}")(IDX)
+        family = FAMILIES[name].model_type
+        export.main(helpers.words(checkpoint=tmp_path / f"ours{i}", to_hf=tmp_path / "written" / str(i), family=family))
+    (tmp_path / "texts.json").write_text(json.dumps(ODD))
+    words = [sys.executable, ROOT / "tests" / "transformers_before_5.py", tmp_path / "written", tmp_path / "texts.json"]
+    environment = os.environ | {"PYTHONPATH": str(BEFORE_5), "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(words, env=environment, capture_output=True, timeout=400)
+    assert ended.returncode == 0, ended.stderr.decode()[-2000:]
+    for i in expected:
+        logits = torch.load(tmp_path / "written" / str(i) / "logits.pt")
+        torch.testing.assert_close(logits, expected[i], rtol=0, atol=1e-4)
+        found = json.loads((tmp_path / "written" / str(i) / "ids.json").read_text())
+        assert found == [trained.vocab_size, [trained.encode(text) for text in ODD]]
+
+
+def test_the_byte_and_gpt2_tokenizers_leave_as_a_tokenizer_json(helpers, tmp_path, monkeypatch, capsys):
+    made = train_bpe("bpe:400", LINES * 40)
+    ranks = {bytes([i]): i for i in range(256)}
+    for pair in json.loads(made.content)["model"]["merges"]:
+        ranks[b"".join(bytes(BYTE_OF[character] for character in word) for word in pair)] = len(ranks)
+    end = {"<|endoftext|>": len(ranks)}
+    gpt2 = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=end)
+    for name in ("byte", "gpt2"):
+        monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": gpt2}.__getitem__)
+        model = GPT(GPTConfig(**OURS | dict(vocab_size=512)))
+        about = {"model_args": vars(model.config), "data": {"tokenizer": name}}
+        checkpoints.save(tmp_path / "a.pt", {"model": model.state_dict()} | about)
+        asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / name, overwrite="true")
+        export.main(asked)
+        theirs, ours = hf.AutoTokenizer.from_pretrained(tmp_path / name), get_tokenizer(name)
+        for text in ODD:
+            assert theirs(text)["input_ids"] == ours.encode(text) and theirs.decode(ours.encode(text)) == text
+        assert theirs.convert_tokens_to_ids("<|endoftext|>") == (len(ranks) if name == "gpt2" else None)
+    capsys.readouterr()
+    monkeypatch.setattr(tiktoken, "get_encoding", {}.__getitem__)  # as without a network
+    export.main(asked)
+    assert "note: without a tokenizer, since gpt2 cannot be had here" in capsys.readouterr().out
+    assert not (tmp_path / "gpt2" / "tokenizer.json").exists()
 
 
 def test_norms_that_hold_one_plus_weight_keep_the_digits_of_float64():
