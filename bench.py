@@ -95,4 +95,4 @@ def describe(config: BenchConfig) -> dict:
 
 
 if __name__ == "__main__":
-    configurator.run(main)
+    configurator.run(main, needs_stdout=False)
