@@ -127,8 +127,8 @@ class OutDir:
 
     def _start(self, about, first_step):
         if first_step:
-            # a run that goes on from step n has lost what came after. The evaluation at n came before the save, or,
-            # where a signal had no time for it, in a later start: if it is the best, that start ended before best.pt
+            # a run that goes on from step n has lost what came after. The evaluation at n came after the save: if it
+            # is better than the best so far, the run ended before it was saved once more, as best.pt
             best = self.resumed["best_val_loss"]
             for row in files.read_jsonl(self.rows, ROW):
                 is_saved = row["step"] == first_step and row["event"] == "eval" and row["val_loss"] >= best
