@@ -10,8 +10,8 @@ alone, and not on the number of processes, on evaluations or on restarts.
 --init_from=resume goes on with a run that was killed, to the same bits; keys that are not given are the checkpoint's.
 --init_from=auto does so if there is a ckpt.pt and else starts the run. --init_from=out/other starts a new run from the
 weights of another, whose keys of the model it has, but for those that are given (docs/gates.md adds a gate). SIGTERM,
-Ctrl-C, SIGHUP and SIGUSR1 save first; the exit status is then 128 plus the signal's number. A loss or a gradient that
-is not finite ends a run with status 1.
+Ctrl-C, SIGHUP and SIGUSR1 save first; the exit status is then 128 plus the signal's number. An evaluation begins with a
+save, and is made again if it was stopped. A loss or a gradient that is not finite ends a run with status 1.
 """
 
 import configurator
