@@ -178,10 +178,13 @@ def stop_in(number, act, patch):
     return batches
 
 
-# evaluations before, between and behind the steps, and that of the whole split
-@pytest.mark.parametrize(("number", "step"), [(1, 0), (2, 4), (3, 8), (4, 8)])
-def test_a_stopped_evaluation_loses_no_step_and_is_made_again(number, step, run, helpers, monkeypatch, capfd):
-    case = dict(max_iters=8, eval_interval=4, eval_tokens=2000, eval_batch_size=20, eval_whole=True)
+# evaluations before, between and behind the steps, and that of the whole split: its number, its step, the checkpoint
+CASES_OF_EVALUATIONS = [(1, 0, "whole"), (2, 4, "whole"), (2, 4, "sharded"), (3, 8, "whole"), (4, 8, "whole")]
+
+
+@pytest.mark.parametrize(("number", "step", "form"), CASES_OF_EVALUATIONS)
+def test_a_stopped_evaluation_loses_no_step_and_is_made_again(number, step, form, run, helpers, monkeypatch, capfd):
+    case = dict(max_iters=8, eval_interval=4, eval_tokens=2000, eval_batch_size=20, eval_whole=True, checkpoint=form)
     whole = run("whole", **case)
     for name, act, status in (("SIGTERM", signal.raise_signal, 143), ("SIGKILL", pytest.exit, None)):
         with monkeypatch.context() as patch, pytest.raises((SystemExit, pytest.exit.Exception)) as ended:
