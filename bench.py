@@ -96,4 +96,4 @@ def describe(config: BenchConfig) -> dict:
 
 
 if __name__ == "__main__":
-    configurator.run(main)
+    configurator.run(main, needs_stdout=False)

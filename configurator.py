@@ -26,6 +26,7 @@ import functools
 import json
 import operator
 import os
+import signal
 import sys
 import time
 import traceback
@@ -36,6 +37,7 @@ from typing import Any
 
 from runs.files import is_of_memory, one_line, parse_json, read_regular, refuse_twice
 from runs.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
+from runs.streams import end_at_once_by, open_streams
 
 FIRST_TELLS = 60.0  # seconds in which torchrun's first process on a machine tells a mistake that all have
 
@@ -48,11 +50,14 @@ def begin(name: str, config_class: type, description: str | None, positional: st
     set_up()
     program = os.path.basename(sys.argv[0])
     run(lambda argv: find_files(config_class, read_words(config_class, argv, positional, program, description)))
+    end_at_once_by(signal.SIGINT)  # until run(main): an interrupt while torch is imported would print a traceback
 
 
 def set_up() -> None:
-    """Tells OpenMP's threads to sleep where they wait: ones that spin are three times slower on a busy machine. Tells
-    glibc to keep what is freed: it would return large blocks, and every step would fault them in again."""
+    """Opens the standard streams that are closed (runs/streams.py). Tells OpenMP's threads to sleep where they wait:
+    ones that spin are three times slower on a busy machine. Tells glibc to keep what is freed: it would return large
+    blocks, and every step would fault them in again."""
+    open_streams()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -61,16 +66,22 @@ def set_up() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
-def run(main):
+def run(main: Callable, needs_stdout: bool = True) -> None:
     """Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
-    machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback."""
-    # a character that the terminal lacks is printed escaped; a file gets each line at once
-    sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
+    machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback.
+    SIGTERM, SIGHUP and SIGUSR1 print a line and end it at once, unless main handles them.
+
+    needs_stdout: what the script prints is its result. Where standard output fails, it ends: with status 141 if the
+    reader is gone (`sample.py | head`), with 1 if a disk is full. A script whose result is files (train.py,
+    experiment.py, bench.py) goes on without standard output. No script needs standard error, or standard input.
+    """
+    open_streams(needs_stdout)
+    end_at_once_by(signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # KeyboardInterrupt: what was begun is cleaned up
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # `--help | head`: nobody reads on. 141 is the status of SIGPIPE, which Python ignores
-        os._exit(141)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report(error))
 

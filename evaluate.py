@@ -51,7 +51,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,24 +183,35 @@ def evaluation_rows(config, dataset: Dataset) -> int:
 
 def evaluate(
     model: GPT, dataset: Dataset, split: str, *, batch_size: int, block_size: int, dtype: str = "float32",
-    tokens: int | None = None, rank: int = 0, world_size: int = 1,
+    tokens: int | None = None, rank: int = 0, world_size: int = 1, before_batch: Callable[[], None] | None = None,
 ) -> dict:  # fmt: skip
     """The numbers of the split (`summarize`). Sums are taken over all ranks before any division: each gets the same.
 
     dtype: of matrix products; tokens: score a fixed sample of about that many tokens (Dataset.eval_batches), of which
-    each part of a mixture has its share
+    each part of a mixture has its share; before_batch: is called before each batch, as often on every rank, and ends
+    the evaluation by what it raises
     """
     if len(dataset.parts) > 1:
         keys: Any = dict(batch_size=batch_size, block_size=block_size, dtype=dtype, rank=rank, world_size=world_size)
+        keys |= dict(before_batch=before_batch)
         n = tokens if tokens and tokens < dataset.counts(split)["tokens"] else None
         return of_mixture(dataset, lambda part, w: evaluate(model, part, split, tokens=n and math.ceil(w * n), **keys))
     was_training, device = model.training, model.wte.weight.device
     model.eval()
     batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size, tokens=tokens)
+    if before_batch is not None:
+        batches = calling(before_batch, batches)
     with autocast(device.type, dtype):
         sums = score(model, batches, block_size=block_size)
     model.train(was_training)
     return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
+
+
+def calling(function: Callable[[], None], batches: Iterable[tuple]) -> Iterator[tuple]:
+    """The batches; the function is called before each of them."""
+    for batch in batches:
+        function()
+        yield batch
 
 
 def of_mixture(dataset: Dataset, numbers_of: Callable) -> dict:

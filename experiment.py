@@ -271,4 +271,4 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-    configurator.run(main)
+    configurator.run(main, needs_stdout=False)

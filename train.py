@@ -10,8 +10,8 @@ alone, and not on the number of processes, on evaluations or on restarts.
 --init_from=resume goes on with a run that was killed, to the same bits; keys that are not given are the checkpoint's.
 --init_from=auto does so if there is a ckpt.pt and else starts the run. --init_from=out/other starts a new run from the
 weights of another, whose keys of the model it has, but for those that are given (docs/gates.md adds a gate). SIGTERM,
-Ctrl-C, SIGHUP and SIGUSR1 save first; the exit status is then 128 plus the signal's number. A loss or a gradient that
-is not finite ends a run with status 1.
+Ctrl-C, SIGHUP and SIGUSR1 save first; the exit status is then 128 plus the signal's number. An evaluation begins with a
+save, and is made again if it was stopped. A loss or a gradient that is not finite ends a run with status 1.
 """
 
 import configurator
@@ -47,10 +47,10 @@ from model import GPT
 from optim import Muon, keep_compiler_out, matrices_of
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights, check_vocabulary
-from runs.hardware import Processes, autocast, peak_flops, pick_dtype
+from runs.hardware import SIGNAL_STEPS, Processes, Stopped, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
-from runs.probe import bad_weight, first_bad_tensor, is_spike, training_meters
+from runs.probe import bad_weight, first_bad_tensor, first_rows, is_spike, training_meters
 from runs.resume import optimizer_state, restore, scale_new, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
@@ -94,7 +94,6 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
         raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
     processes.on_main(memory.check_training, config, dataset, processes)
     with contextlib.ExitStack() as held, OutDir(config, processes, resumed) as out, ThreadPoolExecutor(1) as reader:
-        held.enter_context(processes.signals_held())
         train(config, processes, dataset, out, reader, held, resumed, source, notes)
 
 
@@ -209,8 +208,8 @@ def train(
     config: TrainConfig, processes: Processes, dataset: Dataset, out: OutDir, reader: ThreadPoolExecutor,
     held: contextlib.ExitStack, resumed, source, notes,
 ) -> None:  # fmt: skip
-    """Trains from the first step to max_iters, or until stop_above says that the task is solved. held: holds signals
-    back until the last step has been saved."""
+    """Trains from the first step to max_iters, or until stop_above says that the task is solved. held: its end lets go
+    of the signals, which are held from the first step on."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
     dtype = processes.from_main(pick_dtype(config.dtype, device_type))
 
@@ -268,13 +267,15 @@ def train(
     data |= {"mixture": str(dataset.folder)} if len(dataset.parts) > 1 else {}
 
     def validate(tokens: int | None, with_meters: bool = False) -> dict:
-        """The numbers of the validation split, or of a fixed sample of it of about so many tokens."""
+        """The numbers of the validation split, or of a fixed sample of it of about so many tokens. A signal ends it
+        before its next batch, on all processes: Stopped."""
         nonlocal eval_seconds
         start = time.perf_counter()
         with parallel.readable(model):
             numbers = evaluate(
                 model, dataset, "val", batch_size=evaluation_rows(config, dataset), block_size=config.block_size,
                 dtype=dtype, tokens=tokens, rank=processes.rank, world_size=world_size,
+                before_batch=processes.stop_if_signalled,
             )  # fmt: skip
             if not math.isfinite(numbers["loss"]):
                 stop(step, f"validation loss is {numbers['loss']}", bad_weight(model))
@@ -296,6 +297,55 @@ def train(
             reason = "float16's loss scale fell below 1 and the gradient still overflows"
             stop(step, reason, bad_weight(model))
 
+    def stop_if_it_overflows() -> None:
+        """Ends the run if the output is not finite, before a save replaces the last good checkpoint: an update may make
+        weights so large that only the next loss shows it."""
+        inputs = first_rows(dataset.parts[0], "val", 1, config.block_size)[0].to(device)
+        with parallel.readable(model), torch.no_grad(), autocast(device_type, dtype):
+            model.eval()
+            hidden, _ = model.features(inputs)
+            model.train()
+        if not processes.from_main(bool(hidden.isfinite().all())):
+            stop(step, "the output on a row of validation is not finite", bad_weight(model))
+
+    def save(is_best: bool) -> None:
+        """Writes all that the rest of the run depends on, to best.pt, too, if it is the best."""
+        nonlocal saved_step
+        checkpoint = about | {
+            "model": model.state_dict(),
+            "model_args": model_args(config),
+            "new": new,
+            "optimizer": optimizer_state(optimizers),
+            "scaler": scaler.state_dict(),
+            "rng": torch.get_rng_state(),
+            "iter_num": step,
+            "best_val_loss": best_val_loss,
+            "seconds": time.perf_counter() - started,
+            "eval_seconds": eval_seconds,
+            "data": data,
+            "versions": versions(),
+        }
+        out.save(checkpoint, is_best)
+        saved_step = step
+
+    def end_by_signal(number: int) -> NoReturn:
+        """Prints where the run goes on, and exits with the status that shells report for a process that the signal
+        ended. All steps so far are saved."""
+        out.wait()
+        if processes.is_main:
+            name = signal.Signals(number).name
+            print(f"\n{name}: saved at step {step} of {config.max_iters}; --init_from=resume goes on from there")
+        sys.exit(128 + number)
+
+    def what_a_signal_does() -> str:
+        """What is printed when a signal comes."""
+        if is_in_step:
+            steps = "this step" if world_size == 1 else f"at most {SIGNAL_STEPS} steps"
+            return f"saving after {steps} (now {step}, last saved {saved_step}), then the run ends"
+        if saved_step == step:
+            return f"step {step} is saved and the run ends; --init_from=resume then does what it is doing now"
+        return f"saving step {step}, then the run ends"
+
     def stop(bad_step: int, reason: str, tensor: str | None) -> NoReturn:
         """Logs and prints why and where the run ends, and exits with status 1."""
         out.log(event="stopped", step=bad_step)
@@ -304,6 +354,8 @@ def train(
             where = f"first bad tensor: {tensor}" if tensor else "all weights are still finite"
             saved = f"{out.path / 'ckpt.pt'} holds the last good step saved, {saved_step}"
             saved = "Nothing was saved" if saved_step is None else saved
+            if saved_step == step and reason.startswith("validation"):
+                saved = f"{out.path / 'ckpt.pt'} holds this step, and best.pt the one of the lowest validation loss"
             place = f"at step {bad_step}, learning rate {learning_rate(config, bad_step):.3g}"
             print(f"\nerror: {reason} {place}; {where}. {saved}", file=sys.stderr)
         sys.exit(1)
@@ -323,52 +375,45 @@ def train(
         mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file gets a line every 30 s
     )  # fmt: skip
 
+    step = first_step
+    is_in_step = False
+    held.enter_context(processes.signals_held(what_a_signal_does))  # before, a signal ends the run: nothing is lost
     for step in itertools.count(first_step):
         lr = learning_rate(config, step)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = lr * group["lr_scale"]
 
-        # evaluate, before the save: a loss that is not finite ends the run. A signal has no time for it, and a run
-        # that goes on evaluates its first step unless it has done so before it was stopped
-        is_end, is_best = step == config.max_iters, False
+        # save, then evaluate: a kill during the evaluation loses nothing, and a signal need not wait for its end. A
+        # run that goes on evaluates its first step unless it has done so before it was stopped
+        is_end = step == config.max_iters
         signal_number = processes.stop_signal(step, config.log_interval)
         is_due = is_end or step % config.eval_interval == 0
         is_evaluated = is_due and step not in {row["step"] for row in evaluations} and not signal_number
-        if is_evaluated or signal_number:
+        if (is_evaluated or signal_number) and saved_step != step:
             stop_if_not_finite()
-            if is_evaluated:
-                row = {"event": "eval", "step": step} | validate(config.eval_tokens, with_meters=config.meters)
-                evaluations.append(row)
-                is_best = row["val_loss"] < best_val_loss
-                best_val_loss = min(best_val_loss, row["val_loss"])
-                out.log(**row)
-            checkpoint = about | {  # all that the rest of the run depends on
-                "model": model.state_dict(),
-                "model_args": model_args(config),
-                "new": new,
-                "optimizer": optimizer_state(optimizers),
-                "scaler": scaler.state_dict(),
-                "rng": torch.get_rng_state(),
-                "iter_num": step,
-                "best_val_loss": best_val_loss,
-                "seconds": time.perf_counter() - started,
-                "eval_seconds": eval_seconds,
-                "data": data,
-                "versions": versions(),
-            }
-            out.save(checkpoint, is_best)
-            saved_step, logged_at = step, (step, time.perf_counter())
+            stop_if_it_overflows()
+            save(is_best=False)
         if signal_number:
-            out.wait()
-            name = signal.Signals(signal_number).name
-            if processes.is_main:
-                print(f"\n{name}: saved at step {step} of {config.max_iters}; --init_from=resume goes on from there")
-            sys.exit(128 + signal_number)  # what shells report for a process that the signal ended
+            end_by_signal(signal_number)
+        if is_evaluated:
+            try:
+                row = {"event": "eval", "step": step} | validate(config.eval_tokens, with_meters=config.meters)
+            except Stopped as stopped:
+                end_by_signal(stopped.number)
+            evaluations.append(row)
+            out.log(**row)
+            if row["val_loss"] < best_val_loss:
+                best_val_loss = row["val_loss"]
+                save(is_best=True)
+            if signal_number := processes.any_signal():
+                end_by_signal(signal_number)
+            logged_at = (step, time.perf_counter())
         last_two = [row["accuracy"] for row in evaluations[-2:]]
         is_solved = config.stop_above is not None and len(last_two) == 2 and min(last_two) > config.stop_above
         if is_due and (is_end or is_solved):
             break
 
+        is_in_step = True
         # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is read, but for one
         # number a step where an optimizer is not fused, as Muon and those of MPS
         batches, loss = next(batches_of_steps), torch.zeros((), device=device)
@@ -408,6 +453,8 @@ def train(
         # DDP's gradients stay views of its buckets
         model.zero_grad(set_to_none=not isinstance(step_model, DistributedDataParallel))
 
+        is_in_step = False
+
         # log
         bar.update()
         if step % config.log_interval == 0 or step == config.max_iters - 1:
@@ -425,9 +472,6 @@ def train(
     # the end: the whole validation split, unless the evaluations have read all of it, or it takes too long
     bar.close()
     out.wait()
-    held.close()  # all is saved: a signal may end the run, also one that has come since the last step
-    if number := max(processes.from_all(processes.signal)):
-        sys.exit(128 + number)
     counts, trained = dataset.counts("val"), time.perf_counter() - started - eval_seconds
     reads_a_sample = (config.eval_tokens or math.inf) < counts["tokens"]
     labels = counts.get("labels", counts["tokens"])  # of rows few tokens have one
@@ -438,7 +482,10 @@ def train(
     if end is None or end["step"] < step or is_whole and not end.get("whole", True):
         end = {name: x for name, x in evaluations[-1].items() if name not in ("meters", "seconds")}
         if reads_a_sample and is_whole:
-            end |= validate(None)
+            try:
+                end |= validate(None)
+            except Stopped as stopped:
+                end_by_signal(stopped.number)
         seconds = time.perf_counter() - started
         end |= {"event": "end", "whole": is_whole, "seconds": seconds, "eval_seconds": eval_seconds}
     out.log(**end)
@@ -454,4 +501,4 @@ def train(
 
 
 if __name__ == "__main__":
-    configurator.run(main)
+    configurator.run(main, needs_stdout=False)

@@ -16,11 +16,20 @@ import torch
 
 import configurator
 from configurator import UserError
+from runs.streams import end_by, tell
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes
 MOST_WAIT = datetime.timedelta(minutes=10)
 SIGNAL_STEPS = 10  # several processes look for a signal every so many steps, at most: each look is a wait for all
+
+
+class Stopped(Exception):
+    """A signal has come to one of the processes. number: the signal's."""
+
+    def __init__(self, number):
+        super().__init__(number)
+        self.number = number
 
 
 def autocast(device_type: str, dtype: str) -> torch.autocast:
@@ -126,8 +135,8 @@ def places_of_torchrun() -> tuple[int, ...]:
 def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
     """Inside, the first SIGTERM, Ctrl-C, SIGHUP or SIGUSR1 calls handler(number).
 
-    A second SIGTERM or Ctrl-C ends a process that is alone at once; one within a second is the same, sent twice, as by
-    systemd to all processes. Under nohup SIGHUP stays ignored.
+    A second SIGTERM or Ctrl-C ends a process that is alone at once, and says so; one within a second is the same, sent
+    twice, as by systemd to all processes. Under nohup SIGHUP stays ignored.
     """
     asks = [signal.SIGTERM, signal.SIGINT]  # a shell starts what is in the background deaf to SIGINT: not any more
     tells, since = [signal.SIGHUP, signal.SIGUSR1], {}
@@ -137,8 +146,8 @@ def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
             since[number] = time.monotonic()
             handler(number)
         elif is_alone and number in asks and time.monotonic() > since[number] + 1:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            tell(f"{signal.Signals(number).name} again: ended at once")
+            end_by(number)
 
     held = asks + [number for number in tells if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, call) for number in held}
@@ -232,16 +241,37 @@ class Processes(contextlib.AbstractContextManager):
             raise failed
         return result
 
-    def signals_held(self) -> contextlib.AbstractContextManager:
-        """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until stop_signal() is asked."""
+    def signals_held(self, what_happens: Callable[[], str]) -> contextlib.AbstractContextManager:
+        """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until one of the next three methods is called. What happens
+        then is printed at once, and what a second one does."""
         is_alone = self.world_size == 1 and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun tells it once more
-        return signals_to(functools.partial(setattr, self, "signal"), is_alone)
+
+        def handler(number):
+            self.signal = number
+            second = ". A second SIGTERM or Ctrl-C ends the run at once" * is_alone
+            if self.is_main:
+                tell(f"{signal.Signals(number).name}: {what_happens()}{second}")
+
+        return signals_to(handler, is_alone)
+
+    def any_signal(self) -> int:
+        """The number of the signal that any of the processes has got by now, or 0: the same answer on all."""
+        if self.world_size == 1:
+            return self.signal
+        number = torch.tensor(self.signal)  # on the CPU: nobody waits for a GPU
+        torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX)
+        return int(number)
 
     def stop_signal(self, step: int, log_interval: int) -> int:
-        """The number of the signal that any of the processes has got before this step, or 0: the same answer on all."""
+        """any_signal before this step; several processes ask in some of the steps only, and else find 0."""
         if self.world_size > 1 and step % min(log_interval, SIGNAL_STEPS):
             return 0
-        return max(self.from_all(self.signal))
+        return self.any_signal()
+
+    def stop_if_signalled(self) -> None:
+        """Raises Stopped, on all processes, where any of them has got a signal."""
+        if number := self.any_signal():
+            raise Stopped(number)
 
     def __exit__(self, kind, error, trace):
         """Under torchrun the process ends here, with the status of the error, or 0.

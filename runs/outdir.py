@@ -19,6 +19,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,22 @@ OF_OTHER_SCRIPTS = {"meters.json": "meters", "page.png": "figure", "maps.png": "
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 
+@dataclasses.dataclass
+class Shards:
+    """A checkpoint in shards: its step, the name of their folder, all that is not in them, {file: SHA-256} or None
+    while they are written."""
+
+    step: int
+    name: str
+    rest: dict
+    is_best: bool
+    files: dict | None = None
+    lock: Any = dataclasses.field(default_factory=threading.Lock)
+
+    def checkpoint(self) -> tuple[dict, bool]:
+        return self.rest | {"shards": {"folder": self.name, "files": self.files}}, self.is_best
+
+
 class OutDir:
     def __init__(self, config, processes, resumed=None):
         """resumed: the checkpoint of this folder that the run goes on from, or None."""
@@ -53,7 +70,8 @@ class OutDir:
         self.config, self.processes, self.resumed = config, processes, resumed
         self.lock = self.metrics = self.board = None
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
-        self.saving = self.group = None  # checkpoint=sharded: a save under way; how the processes agree on it
+        # checkpoint=sharded: a save under way; the shards of the last one; how the processes agree on a save
+        self.saving = self.shards = self.group = None
         self.ended = None  # the row of the end, on rank 0, if the run had ended at the step from which it goes on
 
     def __enter__(self):
@@ -83,23 +101,25 @@ class OutDir:
     def save(self, checkpoint: dict, is_best: bool = False) -> None:
         """Writes ckpt.pt. If it is the best, the file is best.pt before it is ckpt.pt, which vouches for the others.
 
-        checkpoint=sharded: only copies the tensors; ckpt.pt comes when all processes have written theirs.
+        checkpoint=sharded: only copies the tensors; ckpt.pt comes when all processes have written theirs. A second
+        save of the same step, as the best, takes the shards of the first one, and waits for nothing.
         """
-        self.wait()
         if self.config.checkpoint == "whole":
             self.processes.on_main(self._save, gathered(checkpoint, self.processes.is_main), is_best)
             return
-        if self.group is None and self.processes.world_size > 1:
-            self.group = torch.distributed.new_group(backend="gloo")
-        name = self.processes.from_main(f"{checkpoint['iter_num']}-{secrets.token_hex(4)}")
         # the names of parameters stay: before the first step they have no moments, and nothing in a file of shards
         state = {parameter: {} for parameter in checkpoint["optimizer"]["state"]}
         rest = checkpoint | {"model": {}, "optimizer": checkpoint["optimizer"] | {"state": state}}
-
-        def finish(files):
-            self._save(rest | {"shards": {"folder": name, "files": files}}, is_best)
-
-        self.saving = sharded.save(self.path / sharded.FOLDERS / name, sharded.flat(checkpoint), self.group, finish)
+        if self.shards is not None and self.shards.step == checkpoint["iter_num"]:
+            self.processes.on_main(self._save_again, rest, is_best)
+            return
+        self.wait()
+        if self.group is None and self.processes.world_size > 1:
+            self.group = torch.distributed.new_group(backend="gloo")
+        name = self.processes.from_main(f"{checkpoint['iter_num']}-{secrets.token_hex(4)}")
+        self.shards = Shards(checkpoint["iter_num"], name, rest, is_best)
+        folder = self.path / sharded.FOLDERS / name
+        self.saving = sharded.save(folder, sharded.flat(checkpoint), self.group, self._save_with_shards)
 
     def wait(self) -> None:
         """Until the last save is on the disk. Raises UserError."""
@@ -134,8 +154,8 @@ class OutDir:
 
     def _start(self, about, first_step):
         if first_step:
-            # a run that goes on from step n has lost what came after. The evaluation at n came before the save, or,
-            # where a signal had no time for it, in a later start: if it is the best, that start ended before best.pt
+            # a run that goes on from step n has lost what came after. The evaluation at n came after the save: if it
+            # is better than the best so far, the run ended before it was saved once more, as best.pt
             best = self.resumed["best_val_loss"]
             for row in files.read_jsonl(self.rows, ROW):
                 is_saved = row["step"] == first_step and row["event"] == "eval" and row["val_loss"] >= best
@@ -189,6 +209,19 @@ class OutDir:
         if is_best:
             files.link_whole(file, self.path / "ckpt.pt")
         self._remove_shards()
+
+    def _save_with_shards(self, files):
+        """Is called by the thread that has written the shards."""
+        with self.shards.lock:
+            self.shards.files = files
+            self._save(*self.shards.checkpoint())
+
+    def _save_again(self, rest, is_best):
+        with self.shards.lock:
+            self.shards.rest = rest
+            self.shards.is_best = is_best
+            if self.shards.files is not None:  # else the thread that still writes them saves this
+                self._save(*self.shards.checkpoint())
 
     def _remove_shards(self):
         """Removes the folders of shards that neither ckpt.pt nor best.pt needs, such as those that a kill has left."""

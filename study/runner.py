@@ -14,13 +14,14 @@ import io
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import torch
 
@@ -29,6 +30,7 @@ from runs import files
 from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, ROW, write_text
+from runs.streams import tell
 from study import report
 from study.plan import Plan, name_of, steps_of
 from study.rows import OF_KIND, as_read, missing_scores, read_rows, run_of, scores_of, script_of, text_of
@@ -57,7 +59,7 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
         words = "a score of theirs needs; to run one again, remove its row"
         print(f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({', '.join(lost[:3])}), which {words}")
     if config.run and to_do(plan, out_dir):
-        with signals_to(lambda number: sys.exit(128 + number)):
+        with signals_to(stop):
             work(config, out_dir)
         plan = Plan(config, read_rows(out_dir))
     if (table := report.rates_table(config, plan.choices)) is not None:
@@ -91,6 +93,13 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
 def to_do(plan: Plan, out_dir: Path) -> list[dict]:
     """What can be done now: runs without a row, and rows that lack a score whose checkpoints are still there."""
     return [*plan.lacking, *(row for row in plan.unscored if is_kept(row, out_dir))]
+
+
+def stop(number: int) -> NoReturn:
+    """What a signal does: `work` ends, and lets its runs save."""
+    name = signal.Signals(number).name
+    tell(f"{name}: the runs save and end. A second SIGTERM or Ctrl-C ends this worker alone, at once")
+    sys.exit(128 + number)
 
 
 def work(config, out_dir: Path) -> None:

@@ -1,5 +1,6 @@
 """Several machines, as far as two cores can play them: forked ranks, torchrun, and stand-ins for SLURM's commands."""
 
+import itertools
 import json
 import os
 import re
@@ -118,6 +119,36 @@ def test_a_signal_to_one_rank_saves_and_ends_all_at_the_next_line_of_the_log(key
     step = checkpoints.load(out)["iter_num"]
     assert step >= 9 and step % 3 == 0 and list(helpers.losses(out)) == list(range(0, step, 3))
     assert f"SIGTERM: saved at step {step} of 100000" in both.said.read_text()
+
+
+def stopped_in_its_second_evaluation(words):
+    """train.main. Before the second batch the second process alone gets SIGTERM; the fourth batch is one too many."""
+    evaluate, evaluations = train.evaluate, itertools.count(1)
+
+    def acting(*words, before_batch, **given):
+        is_second, batches = next(evaluations) == 2, itertools.count(1)
+
+        def before():
+            batch = next(batches)
+            if is_second and batch == 2 and os.environ["RANK"] == "1":
+                signal.raise_signal(signal.SIGTERM)
+            if is_second and batch == 4:
+                os._exit(9)
+            before_batch()
+
+        return evaluate(*words, before_batch=before, **given)
+
+    with mock.patch.object(train, "evaluate", acting):
+        train.main(words)
+
+
+def test_a_signal_to_one_rank_ends_an_evaluation_on_all_with_its_step_saved(keys, helpers, tmp_path):
+    case = keys("out", max_iters=20, eval_interval=7, eval_batch_size=10)
+    both = Ranks(2, stopped_in_its_second_evaluation, helpers.words(**case), tmp_path / "said.txt")
+    assert both.end() == [143, 143]
+    assert checkpoints.load(case["out_dir"])["iter_num"] == 7
+    assert [row["step"] for row in helpers.metrics(case["out_dir"], "eval")] == [0]
+    assert "SIGTERM: saved at step 7 of 20; --init_from=resume goes on from there" in both.said.read_text()
 
 
 # -- A run that was cut off goes on, with any number of processes ------------------------------------------------------

@@ -137,6 +137,7 @@ def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers):
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 143 and "Traceback" not in said
+    assert "SIGTERM: the runs save and end. A second SIGTERM or Ctrl-C ends this worker alone, at once" in said
     for file in files:
         assert load(file.parent)["iter_num"] > 0
         assert "SIGTERM: saved at step" in (file.parent / "log.txt").read_text()
@@ -295,7 +296,9 @@ def test_a_run_that_was_not_finite_has_a_row_and_one_that_crashed_has_none_but_a
     with pytest.raises(SystemExit, match="1"):
         keys = dict(learning_rate=1e12, grad_clip=None, warmup_iters=0)
         helpers.train(mqar, tmp_path / "infinite", eval_interval=1, **keys)
-    assert "error: validation loss is nan at step 1" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "error: the output on a row of validation is not finite at step 1" in error
+    assert "ckpt.pt holds the last good step saved, 0" in error and load(tmp_path / "infinite")["iter_num"] == 0
     row = finished("infinite", "")
     assert not row["finite"] and row["accuracy"] is None and [step for step, _ in row["curve"]] == [0]
     json.dumps(row, allow_nan=False)

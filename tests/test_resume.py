@@ -1,5 +1,6 @@
 """Nothing is lost: training processes are killed at any moment and go on to the same bits. Signals save and leave."""
 
+import functools
 import itertools
 import json
 import multiprocessing
@@ -155,6 +156,68 @@ def test_a_signal_saves_the_step_reached_and_the_run_goes_on_to_the_same_bits(ke
         assert before + 7 <= step < 100 and list(helpers.losses(stopped["out_dir"])) == list(range(step))
     helpers.train(**stopped)
     check_same_run(whole, stopped["out_dir"], helpers)
+
+
+def stop_in(number, act, patch):
+    """act() comes in the second batch of the evaluation of that number, counted from 1. Returns the list of all batches
+    that evaluations have begun, each by the number of its evaluation."""
+    evaluate, evaluations, batches = train.evaluate, itertools.count(1), []
+
+    def acting(*words, before_batch, **given):
+        this = next(evaluations)
+
+        def before():
+            batches.append(this)
+            if this == number and batches.count(this) == 2:
+                act()
+            before_batch()
+
+        return evaluate(*words, before_batch=before, **given)
+
+    patch.setattr(train, "evaluate", acting)
+    return batches
+
+
+# evaluations before, between and behind the steps, and that of the whole split: its number, its step, the checkpoint
+CASES_OF_EVALUATIONS = [(1, 0, "whole"), (2, 4, "whole"), (2, 4, "sharded"), (3, 8, "whole"), (4, 8, "whole")]
+
+
+@pytest.mark.parametrize(("number", "step", "form"), CASES_OF_EVALUATIONS)
+def test_a_stopped_evaluation_loses_no_step_and_is_made_again(number, step, form, run, helpers, monkeypatch, capfd):
+    case = dict(max_iters=8, eval_interval=4, eval_tokens=2000, eval_batch_size=20, eval_whole=True, checkpoint=form)
+    whole = run("whole", **case)
+    for name, act, status in (("SIGTERM", signal.raise_signal, 143), ("SIGKILL", pytest.exit, None)):
+        with monkeypatch.context() as patch, pytest.raises((SystemExit, pytest.exit.Exception)) as ended:
+            # pytest.exit raises, as nothing in train.py does, so that nothing of it runs any more
+            batches = stop_in(number, functools.partial(act, signal.SIGTERM if status else "killed"), patch)
+            run(name, **case)
+        out = whole.parent / name
+        assert getattr(ended.value, "code", None) == status
+        assert batches.count(number) == 2 and max(batches) == number  # no batch comes behind the signal, and no step
+        assert checkpoints.load(out)["iter_num"] == step
+        said = capfd.readouterr()
+        assert (f"\nSIGTERM: step {step} is saved and the run ends; " in said.err) == (name == "SIGTERM")
+        assert (f"SIGTERM: saved at step {step} of 8; " in said.out) == (name == "SIGTERM")
+        run(name, init_from="resume", **case)
+        check_same_run(whole, out, helpers)
+
+
+def test_what_a_signal_does_is_printed_when_it_comes_and_what_a_second_one_does(run, monkeypatch, capfd):
+    loss = train.micro_loss
+
+    def signalled(model, config, dtype, step, batch):
+        if step == 5:
+            signal.raise_signal(signal.SIGINT)
+            assert (
+                "SIGINT: saving after this step (now 5, last saved 4), then the run ends. A second"
+                in capfd.readouterr().err
+            )
+        return loss(model, config, dtype, step, batch)
+
+    monkeypatch.setattr(train, "micro_loss", signalled)
+    with pytest.raises(SystemExit, match="130"):
+        run("out", gradient_accumulation_steps=1, eval_interval=4)
+    assert "SIGINT: saved at step 6 of 14; --init_from=resume" in capfd.readouterr().out
 
 
 def test_under_nohup_a_closed_terminal_is_nothing():

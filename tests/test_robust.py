@@ -1,5 +1,6 @@
 """Bad numbers, bad disks and too little memory: one clear line, and nothing lost."""
 
+import math
 import os
 import re
 import resource
@@ -55,6 +56,23 @@ def test_an_output_that_overflows_is_the_first_bad_tensor(run, tmp_path, capfd):
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 0
 
 
+def test_a_validation_loss_that_alone_is_not_finite_ends_a_run_whose_best_stays(run, tmp_path, monkeypatch, capfd):
+    """The save before the evaluation, which finds a finite output on one row, is there by then."""
+    read = train.evaluate
+
+    def overflowing(*words, **keys):
+        numbers = read(*words, **keys)
+        return numbers | {"loss": math.nan} if (tmp_path / "out" / "best.pt").is_file() else numbers
+
+    monkeypatch.setattr(train, "evaluate", overflowing)
+    with pytest.raises(SystemExit, match="1"):
+        run("out")
+    said = capfd.readouterr().err
+    assert "error: validation loss is nan at step 4" in said
+    assert "ckpt.pt holds this step, and best.pt the one of the lowest validation loss" in said
+    assert [checkpoints.load(tmp_path / "out" / name)["iter_num"] for name in ("ckpt.pt", "best.pt")] == [4, 0]
+
+
 def test_an_infinite_gradient_never_reaches_the_weights(run, monkeypatch):
     at_step(2, monkeypatch, lambda loss: loss * float("inf"))
     runs, step = [], torch.optim.AdamW.step
@@ -106,10 +124,10 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(form, run,
 
 @pytest.mark.parametrize("has_links", [True, False])
 def test_best_is_a_link_or_a_copy_and_right_after_a_kill_between_both(has_links, run, tmp_path, monkeypatch, helpers):
-    whole, replace = run("whole"), os.replace
+    whole, replace, best = run("whole"), os.replace, tmp_path / "out" / "best.pt"
 
     def kill(old, new):
-        if Path(new).name == "ckpt.pt" and checkpoints.load(tmp_path / "out" / "best.pt")["iter_num"] == 8:
+        if Path(new).name == "ckpt.pt" and best.is_file() and checkpoints.load(best)["iter_num"] == 8:
             raise KeyboardInterrupt
         replace(old, new)
 
@@ -119,7 +137,8 @@ def test_best_is_a_link_or_a_copy_and_right_after_a_kill_between_both(has_links,
         patched.setattr(os, "replace", kill)
         run("out")
     out = tmp_path / "out"
-    assert [checkpoints.load(out / name)["iter_num"] for name in ("ckpt.pt", "best.pt")] == [4, 8]
+    assert [checkpoints.load(out / name)["iter_num"] for name in ("ckpt.pt", "best.pt")] == [8, 8]
+    assert not best.samefile(out / "ckpt.pt")  # which was saved before the evaluation, and does not know of it
     run("out", init_from="resume")
     for name in ("ckpt.pt", "best.pt"):
         ours, theirs = (checkpoints.load(folder / name) for folder in (out, whole))

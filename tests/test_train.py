@@ -141,19 +141,6 @@ def test_best_has_a_step_that_a_signal_stopped_at_and_a_kill_kept_from_being_sav
     assert checkpoints.load(tmp_path / "out" / "best.pt")["iter_num"] == 4
 
 
-def test_ctrl_c_ends_the_last_evaluation_when_all_is_saved(run, tmp_path, monkeypatch):
-    def read(*words, tokens=None, **keys):
-        if tokens is None:
-            os.kill(os.getpid(), signal.SIGINT)
-        return evaluate(*words, tokens=tokens, **keys)
-
-    evaluate = train.evaluate
-    monkeypatch.setattr(train, "evaluate", read)
-    with pytest.raises(KeyboardInterrupt):
-        run("out", eval_tokens=64, eval_whole=True)
-    assert checkpoints.load(tmp_path / "out")["iter_num"] == 8
-
-
 def test_two_evaluations_above_the_threshold_end_a_run_and_best_is_the_lowest_loss(run, helpers, monkeypatch, capsys):
     keys, pairs = dict(max_iters=20, eval_interval=2), ((0.1, 3.0), (0.95, 1.0), (0.9, 2.0), (0.91, 1.5), (0.92, 1.4))
     scores, read = iter([dict(accuracy=right, loss=nats) for right, nats in pairs]), train.evaluate  # 0.9 is not above
