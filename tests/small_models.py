@@ -1,6 +1,10 @@
 """What several test files do with small models. It imports torch alone, since test_fla.py needs it so."""
 
+import math
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from model import GPT
 
@@ -23,3 +27,44 @@ def logits_of_pieces(model, idx, lengths):
         x, state = model.features(idx[:, start : start + length], state, start)
         parts, start = [*parts, model.logits(x)], start + length
     return torch.cat(parts, dim=1)
+
+
+def attention_flops(q, k, v, *args, out_shape=None, **kwargs):
+    return sdpa_flop_count(q, k, v)
+
+
+def fft_flops(shape, *args, out_shape=None, **kwargs):
+    """5 n log2(n) for n numbers, as is usual."""
+    n = math.prod(shape)
+    return 5 * n * math.log2(max(2, n))
+
+
+FLOPS_OF = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+    torch.ops.aten._fft_r2c: fft_flops,
+    torch.ops.aten._fft_c2r: fft_flops,
+    torch.ops.aten._fft_c2c: fft_flops,
+}
+
+
+class Entries(TorchDispatchMode):
+    """Counts the entries that elementwise operations, sums and copies make."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        output = operation(*args, **(kwargs or {}))
+        if isinstance(output, torch.Tensor) and not operation.is_view:
+            self.total += output.numel()
+        return output
+
+
+def count_flops(call):
+    """FLOPs of a call on a CPU: those of products, of attention and of FFTs, and one for each entry of all else."""
+    with FlopCounterMode(display=False, custom_mapping=FLOPS_OF) as products:
+        call()
+    with Entries() as entries:
+        call()
+    return products.get_total_flops() + entries.total
