@@ -73,7 +73,9 @@ def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: s
         return step_model
     # without the views, gradients and their copies in DDP's buckets are both held. No static_graph: torch then fails in
     # a first micro-step without communication, and it spares a search for unused parameters that is off anyway
-    step_model = DistributedDataParallel(step_model, gradient_as_bucket_view=True)
+    # but for the experts of a sparse MLP, which may get no token in a step
+    may_be_idle = any(block.mlp is not None and block.mlp.n_idle for block in model.blocks)
+    step_model = DistributedDataParallel(step_model, gradient_as_bucket_view=True, find_unused_parameters=may_be_idle)
     step_model.broadcast_buffers = False  # before every forward pass; its argument of that name is deprecated
     return step_model
 

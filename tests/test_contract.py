@@ -163,6 +163,19 @@ def model_and_logits(about):
 # -- Causality, prefixes, decoding -------------------------------------------------------------------------------------
 
 
+@every_mlp
+@torch.no_grad()
+def test_an_mlp_works_on_each_token_alone(about):
+    """Decoding keeps no state for it, and a batch may be split anywhere."""
+    mlp, x = make_model(about).blocks[0].mlp, torch.randn(3, T, 32, dtype=torch.float64)
+    whole = mlp(x)
+    for t in (1, CHUNK, T - 1):
+        pieces = torch.cat([mlp(x[:, :t]), mlp(x[:, t:])], dim=1)
+        assert (pieces - whole).abs().max() < 1e-10, "a token's output depends on the tokens before it or behind it"
+    rows = torch.cat([mlp(x[:1]), mlp(x[1:])])
+    assert (rows - whole).abs().max() < 1e-10, "a token's output depends on the other rows of the batch"
+
+
 def largest_change_by_later_tokens(model):
     """The largest change of an earlier logit, as a share of the largest logit. 0: they are equal to the bit."""
     logits, largest = model(IDX), 0.0
@@ -429,22 +442,6 @@ def test_flops_per_token_are_about_those_counted(about):
     compare_flops(counted, declared, f"flops_per_token({T})")
     declared += 2 * sum(parameter.numel() for parameter in mixer.parameters())
     compare_flops(count_flops(lambda: mixer(x)) / T, declared, "flops_per_token and 2 for each parameter")
-
-
-# -- MLPs --------------------------------------------------------------------------------------------------------------
-
-
-@every_mlp
-@torch.no_grad()
-def test_an_mlp_works_on_each_token_alone(about):
-    """Decoding keeps no state for it, and a batch may be split anywhere."""
-    mlp, x = make_model(about).blocks[0].mlp, torch.randn(3, T, 32, dtype=torch.float64)
-    whole = mlp(x)
-    for t in (1, CHUNK, T - 1):
-        pieces = torch.cat([mlp(x[:, :t]), mlp(x[:, t:])], dim=1)
-        assert (pieces - whole).abs().max() < 1e-10, "a token's output depends on the tokens before it or behind it"
-    rows = torch.cat([mlp(x[:1]), mlp(x[1:])])
-    assert (rows - whole).abs().max() < 1e-10, "a token's output depends on the other rows of the batch"
 
 
 @every_mlp
