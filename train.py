@@ -50,7 +50,7 @@ from runs.checkpoint import build_model, check_same_weights, check_vocabulary
 from runs.hardware import Processes, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
-from runs.probe import bad_weight, first_bad_tensor, is_spike, never_idle, training_meters
+from runs.probe import bad_weight, first_bad_tensor, is_spike, training_meters
 from runs.resume import optimizer_state, restore, scale_new, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
@@ -376,7 +376,7 @@ def train(
         if world_size > 1:
             torch.distributed.all_reduce(loss)
         parameters = model.named_parameters() if step == first_step else ()
-        if unused := never_idle(model, [name for name, p in parameters if p.requires_grad and p.grad is None]):
+        if unused := [name for name, p in parameters if p.requires_grad and p.grad is None]:
             raise UserError(
                 f"model.py: {len(unused)} parameters are built and never used, first {unused[0]}: the loss does not "
                 "depend on them; apply what they belong to, or do not build it"

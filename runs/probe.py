@@ -371,19 +371,6 @@ def bad_weight(model: torch.nn.Module) -> str | None:
     return next((name for name, p in model.named_parameters() if not all_finite(p)), None)
 
 
-def never_idle(model: GPT, names: list[str]) -> list[str]:
-    """names, of parameters, without those that a sparse MLP may leave idle: at most n_idle numbers in each block."""
-    parameters, kept = dict(model.named_parameters()), list(names)
-    for block in model.blocks:
-        if block.mlp is None:
-            continue
-        of_mlp = {id(p) for p in block.mlp.parameters()}
-        in_mlp = [name for name in names if id(parameters[name]) in of_mlp]
-        if sum(parameters[name].numel() for name in in_mlp) <= block.mlp.n_idle:
-            kept = [name for name in kept if name not in in_mlp]
-    return kept
-
-
 def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> str | None:
     """Names the first bad weight, output of a module or gradient, or returns None if all are finite.
 

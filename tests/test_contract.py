@@ -15,7 +15,7 @@ from small_models import count_flops, logits_of_pieces, off_its_start
 from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
 from model import GPT, MIXERS, MLPS, GPTConfig, Softmax
-from runs.probe import never_idle, weights_of
+from runs.probe import weights_of
 
 T, VOCAB, CHUNK = 44, 50, 16  # heads of up to 16 channels have chunks of 16
 SHORT = 16  # a block_size that T goes past, more than twice
@@ -311,6 +311,19 @@ def test_every_tensor_of_the_state_is_read(about):
 
 
 # -- Training ----------------------------------------------------------------------------------------------------------
+
+
+def never_idle(model, names):
+    """names, of parameters, without those that a sparse MLP may leave idle: at most n_idle numbers in each block."""
+    parameters, kept = dict(model.named_parameters()), list(names)
+    for block in model.blocks:
+        if block.mlp is None:
+            continue
+        of_mlp = {id(p) for p in block.mlp.parameters()}
+        in_mlp = [name for name in names if id(parameters[name]) in of_mlp]
+        if sum(parameters[name].numel() for name in in_mlp) <= block.mlp.n_idle:
+            kept = [name for name in kept if name not in in_mlp]
+    return kept
 
 
 @every_case
