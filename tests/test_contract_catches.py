@@ -351,27 +351,7 @@ def test_several_short_convolutions_have_a_state_each(broken):
     }  # fmt: skip
 
 
-class Sparse(MLP):
-    """Sends a token to one of 64 experts, and calls those that got one: an idle expert gets no gradient at all."""
-
-    tolerance = 1e-5
-
-    def __init__(self, config, hidden, n=64):
-        nn.Module.__init__(self)
-        self.router = nn.Linear(config.n_embd, n, bias=False)
-        self.experts = nn.ModuleList(MLP(config, hidden) for _ in range(n))
-        self.n_idle = sum(p.numel() for p in self.experts[1:].parameters())
-
-    def forward(self, x):
-        share, chosen = self.router(x).softmax(-1).max(-1)  # (B, T) each
-        y = torch.zeros_like(x)
-        for i in chosen.unique().tolist():
-            is_sent = chosen == i
-            y[is_sent] = share[is_sent][:, None] * self.experts[i](x[is_sent])
-        return y
-
-
-class SparseAndUnreached(Sparse):
+class SparseAndUnreached(edits.Sparse):
     """Not even the router is read: more is left out than may be idle."""
 
     def forward(self, x):
@@ -379,5 +359,5 @@ class SparseAndUnreached(Sparse):
 
 
 def test_experts_that_get_no_token_break_no_promise_and_what_none_reaches_does(broken):
-    assert broken(Sparse) == {}
+    assert broken(edits.Sparse) == {}
     assert "no gradient reaches blocks.0.mlp.router.weight" in broken(SparseAndUnreached)[GRADIENTS]
