@@ -1,5 +1,7 @@
 """Wrong mixers and MLPs: test_contract.py, which make check runs, fails for each and says what is wrong with it."""
 
+import inspect
+
 import edits
 import pytest
 import test_contract
@@ -321,7 +323,7 @@ def test_a_wrong_class_breaks_the_promise_and_is_told_why(broken, cls, promise, 
 
 
 def test_each_wrong_class_breaks_no_promise_without_its_fault(broken):
-    for cls in (FFT, GLA, Softmax, CosFormer, DeltaNet, Mamba2, edits.LongConv, MLP):
+    for cls in (FFT, GLA, Softmax, CosFormer, DeltaNet, Mamba2, edits.LongConv, MLP, edits.Experts):
         assert broken(cls) == {}, cls
 
 
@@ -361,3 +363,26 @@ class SparseAndUnreached(edits.Sparse):
 def test_experts_that_get_no_token_break_no_promise_and_what_none_reaches_does(broken):
     assert broken(edits.Sparse) == {}
     assert "no gradient reaches blocks.0.mlp.router.weight" in broken(SparseAndUnreached)[GRADIENTS]
+
+
+AS_MAKE_CHECK = f"""
+import os, sys
+sys.path.insert(0, ".")
+os.environ["MIXER"], os.environ["MLP"] = "", "shift"
+import pytest
+import torch.nn.functional as F
+from model import MLP, MLPS
+
+{inspect.getsource(TokenShift)}
+MLPS["shift"] = TokenShift
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/test_contract.py", "-k", "softmax and none"]))
+"""
+
+
+def test_the_first_line_of_make_check_names_the_broken_promise_and_what_is_wrong(helpers):
+    ended = helpers.script("-c", AS_MAKE_CHECK)
+    first = ended.stdout.decode().partition("\n")[0]
+    assert ended.returncode == 1 and first == (
+        "shift breaks a promise: an mlp works on each token alone [softmax, none]; "
+        "a token's output depends on the tokens before it or behind it"
+    )
