@@ -27,8 +27,8 @@ test: .venv/.installed-dev ## the tests, then ruff and mypy (CI runs this)
 	$(PY) -m pytest -n 2 -m "not slow"
 	@$(MAKE) --no-print-directory lint
 
-check: .venv/.installed-dev ## make check MIXER=name: what a mixer promises, in seconds
-	MIXER=$(MIXER) $(PY) -m pytest -rs tests/test_contract.py
+check: .venv/.installed-dev ## make check MIXER=name or MLP=name: what a mixer or an MLP promises, in seconds
+	MIXER=$(MIXER) MLP=$(MLP) $(PY) -m pytest -rs tests/test_contract.py
 
 test-all: .venv/.installed-all .venv/transformers4/.installed ## every test, the slow ones that train models and run fla's kernels too
 	$(PY) -m pytest -n 2

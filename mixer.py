@@ -80,6 +80,9 @@ class Mixer(nn.Module):
     longest: int | None = None  # the largest block_size that its `check` lets pass (None: any)
     sub_tokens = 1  # how many steps of the recurrence a token is
     past_block_size = "goes on"  # what decoding does there; softmax "rolls" its window, cosformer "ends"
+    # by how much later tokens may change earlier logits through rounding, as a share of the largest logit in float32;
+    # an FFT does, which adds all tokens up before it rounds
+    tolerance = 0.0
     published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
     native_gate: tuple[str, str] | None = None
@@ -226,9 +229,10 @@ class Mixer(nn.Module):
     def init_state(self, batch_size: int, device=None, dtype=None, length: int | None = None) -> dict:
         """The state at the start of a text: zeros. length: the most tokens that will be read (None: any number)."""
         shapes = self.state_shapes(batch_size, length or self.config.block_size)
-        for conv in self.modules():
+        for path, conv in self.named_modules():
             if isinstance(conv, ShortConv) and conv.width:
-                shapes["conv"] = (batch_size, conv.width - 1, conv.channels)
+                conv.state_name = path
+                shapes[path] = (batch_size, conv.width - 1, conv.channels)
         return {name: torch.zeros(shape, device=device, dtype=dtype) for name, shape in shapes.items()}
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:

@@ -114,7 +114,7 @@ class Softmax(Mixer):
             k, v = (layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v)))
             if log_decay is not None:
                 log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
-                state["log_decay"] = log_decay[:, T:]
+                state["log_decay"] = log_decay[:, T:].clone()  # a view would keep the whole prefill alive
         # a single query needs no mask, since it sees all it remembers, nor does torch's kernel for causal attention
         reach = (self.window or T) if state is None else self.reach
         is_cut = T > reach or (T > 1 and state is not None and start > 0)
@@ -401,6 +401,7 @@ class MLP(nn.Module):
 
     n_matrices = 2  # of n_embd x hidden
     n_idle = 0  # parameters that a token does not meet, such as those of experts that it is not sent to
+    tolerance = 0.0  # as a mixer's: a product over the tokens of one expert rounds by how many they are
 
     def __init__(self, config, hidden):
         super().__init__()

@@ -61,6 +61,8 @@ class ShortConv(nn.Module):
     Without a width, y is x. Under autocast the sum is float32 and y is rounded to x's dtype.
     """
 
+    state_name = "conv"  # of its past in a mixer's state; Mixer.init_state sets it, since a mixer may have several
+
     def __init__(self, channels, width, bias):
         super().__init__()
         self.channels, self.width = channels, width
@@ -74,10 +76,13 @@ class ShortConv(nn.Module):
         if not self.width:
             return x
         T = x.shape[1]
-        past = x.new_zeros(x.shape[0], self.width - 1, x.shape[2]) if state is None else state["conv"].to(x.dtype)
+        if state is None:
+            past = x.new_zeros(x.shape[0], self.width - 1, x.shape[2])
+        else:
+            past = state[self.state_name].to(x.dtype)
         x = torch.cat([past, x], dim=1)
         if state is not None:
-            state["conv"] = x[:, T:].clone()  # a view would keep the whole prefill alive
+            state[self.state_name] = x[:, T:].clone()  # a view would keep the whole prefill alive
         return fast.Convolution.apply(x, self.weight, self.bias)
 
 

@@ -49,6 +49,9 @@ def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: s
     for angles in [module for module in model.modules() if compiled and isinstance(module, Angles)]:
         # no graph makes them, and a config may name any block_size
         angles.make(min(config.block_size, 65_536), torch.float32, torch.device(processes.device))
+    for block in model.blocks:
+        if block.mlp is not None and block.mlp.n_idle:
+            block.mlp.register_forward_hook(with_every_parameter)
     if compiled and by_block:
         # one function for all blocks, and torch.compile leaves a function as it is after 8 graphs: a mixer that reads
         # the number of its layer, as Softmax does, takes one a layer, and another without gradients
@@ -76,6 +79,15 @@ def share_out(model: GPT, config, processes: Processes, compiled: bool, dtype: s
     step_model = DistributedDataParallel(step_model, gradient_as_bucket_view=True)
     step_model.broadcast_buffers = False  # before every forward pass; its argument of that name is deprecated
     return step_model
+
+
+def with_every_parameter(mlp: torch.nn.Module, args: tuple, y: torch.Tensor) -> torch.Tensor:
+    """y, of which every parameter of a sparse MLP is now a part, with a factor of zero.
+
+    An expert that got no token then has a gradient of zeros, as if it had been computed and weighed with zero. Without
+    one DDP and FSDP would wait for it, or sum other gradients in one process than in another.
+    """
+    return y + 0.0 * sum(p.flatten()[0] for p in mlp.parameters())
 
 
 def shard(model: GPT, processes: Processes, shards: int, dtype: str) -> None:

@@ -130,20 +130,25 @@ class Helpers:
         return text
 
 
+# what make check tests: a mixer, an MLP, or a mixer with that MLP
+CHECKED = " with ".join(os.environ[name] for name in ("MIXER", "MLP") if os.environ.get(name))
+
+
 def pytest_report_teststatus(report):
     """make check MIXER=name prints no dots, so that its first line is the next function's."""
-    if "MIXER" in os.environ and report.when == "call":
+    if CHECKED and report.when == "call":
         return report.outcome, "", ""
 
 
 def pytest_exception_interact(node, call):
-    """make check MIXER=name: the first failure is a line of its own that names the broken promise."""
+    """make check MIXER=name: the first failure is a line of its own that names the broken promise, and what is wrong
+    if the test says so."""
     reporter = node.config.pluginmanager.get_plugin("terminalreporter")
-    if "MIXER" in os.environ and len(reporter.stats.get("failed", [])) < 2:
+    if CHECKED and len(reporter.stats.get("failed", [])) < 2:
         promise = getattr(node, "originalname", "").removeprefix("test_").replace("_", " ") or "the check did not start"
-        error = call.excinfo.exconly().partition("\n")[0]
-        why = "" if error.startswith("AssertionError") else f"; {error}"
-        reporter.write_line(f"{os.environ['MIXER']} breaks a promise: {promise} [{node.name.rpartition('[')[2]}{why}")
+        error = call.excinfo.exconly().partition("\n")[0].removeprefix("AssertionError: ")
+        why = "" if error.startswith("assert ") else f"; {error}"
+        reporter.write_line(f"{CHECKED} breaks a promise: {promise} [{node.name.rpartition('[')[2]}{why}")
 
 
 @pytest.fixture(autouse=True)

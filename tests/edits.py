@@ -88,3 +88,23 @@ class Experts(MLP):
         is_sent = F.one_hot(share.argmax(-1), len(self.experts)).to(x.dtype)
         self.auxiliary_loss = 0.01 * len(self.experts) * (share.mean((0, 1)) * is_sent.mean((0, 1))).sum()
         return sum((share * is_sent)[..., i, None] * expert(x) for i, expert in enumerate(self.experts))
+
+
+class Sparse(MLP):
+    """Sends a token to one of 64 experts, and calls those that got one: an idle expert gets no gradient at all."""
+
+    tolerance = 1e-5
+
+    def __init__(self, config, hidden, n=64):
+        nn.Module.__init__(self)
+        self.router = nn.Linear(config.n_embd, n, bias=False)
+        self.experts = nn.ModuleList(MLP(config, hidden) for _ in range(n))
+        self.n_idle = sum(p.numel() for p in self.experts[1:].parameters())
+
+    def forward(self, x):
+        share, chosen = self.router(x).softmax(-1).max(-1)  # (B, T) each
+        y = torch.zeros_like(x)
+        for i in chosen.unique().tolist():
+            is_sent = chosen == i
+            y[is_sent] = share[is_sent][:, None] * self.experts[i](x[is_sent])
+        return y

@@ -1,6 +1,10 @@
 """What several test files do with small models. It imports torch alone, since test_fla.py needs it so."""
 
+import math
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from model import GPT
 
@@ -23,3 +27,48 @@ def logits_of_pieces(model, idx, lengths):
         x, state = model.features(idx[:, start : start + length], state, start)
         parts, start = [*parts, model.logits(x)], start + length
     return torch.cat(parts, dim=1)
+
+
+def attention_flops(q, k, *args, **kwargs):
+    """Two products of (T, D) and (D, S) for each head."""
+    B, H, T, D = q.shape
+    return 2 * 2 * B * H * T * k.shape[2] * D
+
+
+def fft_flops(x, *args, out_val, **kwargs):
+    """5 n log2(n) for n numbers, as is usual."""
+    n = max(x.numel(), out_val.numel())
+    return 5 * n * math.log2(max(2, n))
+
+
+FLOPS_OF = flop_registry | {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+    torch.ops.aten._fft_r2c: fft_flops,
+    torch.ops.aten._fft_c2r: fft_flops,
+    torch.ops.aten._fft_c2c: fft_flops,
+}
+
+
+class FlopCounter(TorchDispatchMode):
+    """total: FLOPs of products, of attention and of FFTs, and one for each entry that all else makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        output = operation(*args, **kwargs)
+        if operation.overloadpacket in FLOPS_OF:
+            self.total += FLOPS_OF[operation.overloadpacket](*args, **kwargs, out_val=output)
+        elif isinstance(output, torch.Tensor) and not operation.is_view:
+            self.total += output.numel()
+        return output
+
+
+@torch.no_grad()
+def count_flops(call):
+    """FLOPs of a call on a CPU."""
+    with FlopCounter() as counter:
+        call()
+    return counter.total

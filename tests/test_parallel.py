@@ -9,6 +9,7 @@ import re
 import types
 import weakref
 
+import edits
 import pytest
 import torch
 from conftest import Malicious, wait_until
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 import configurator
 import export
 import train
-from model import GPT, MIXERS
+from model import GPT, MIXERS, MLPS
 from runs import checkpoint as checkpoints
 from runs import memory, parallel, sharded
 from runs.hardware import Processes, autocast
@@ -33,6 +34,7 @@ WHOLE = dict(attention="gla,mamba2", max_iters=6)  # this run is stopped at 3, a
 HALF = WHOLE | dict(max_iters=3, lr_decay_iters=6)
 UNGATED = dict(attention="mamba2", gate="none")
 MUON = dict(attention="gated_deltanet,softmax", optimizer="muon")
+SPARSE = dict(attention="gla", mlp="sparse")  # in a step, some experts get no token of one process, or of any
 NEW_GATE = dict(attention="mamba2", gate_activation="sigmoid2", new_lr_scale=10, dtype="bfloat16", meters=True)
 EVEN = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
 DEEP = EVEN | dict(n_layer=8, max_iters=1, eval_interval=1)
@@ -40,6 +42,7 @@ ROUNDED = ALL | dict(parallel="fsdp", dtype="bfloat16", max_iters=2, eval_interv
 RUNS = dict(  # those of two processes
     ddp=ALL | dict(parallel="ddp"), fsdp=ALL | dict(parallel="fsdp"),
     ddp_muon=MUON | dict(parallel="ddp"), fsdp_muon=MUON | dict(parallel="fsdp"),
+    ddp_sparse=SPARSE | dict(parallel="ddp"), fsdp_sparse=SPARSE | dict(parallel="fsdp"),
     half=HALF | dict(parallel="fsdp", activation_checkpointing=True, checkpoint="sharded"),
     new_gate=NEW_GATE | dict(parallel="fsdp"),
     even=EVEN, one_shard=EVEN | dict(shards=1),
@@ -122,6 +125,7 @@ def runs_in_turn(given):
     evaluation; the most that a process had at once until it had the weights and moments of its checkpoint.
     """
     runs, file = given
+    MLPS["sparse"] = edits.Sparse
     counting, found = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True), []
     make_optimizers, restore = train.make_optimizers, train.restore
 
@@ -221,6 +225,12 @@ def test_every_mixer_and_muon_have_the_losses_of_one_process_and_its_form_of_a_c
     check_same_curve(folder, whole, helpers)
     ours, theirs = (checkpoints.load(out) for out in (folder, whole))
     assert form(ours) == form(theirs) and theirs["model"]["blocks.0.norm_1.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["ddp_sparse", "fsdp_sparse"])
+def test_experts_that_get_no_token_in_a_step_have_the_losses_of_one_process(kind, of_two, alone, helpers, monkeypatch):
+    monkeypatch.setitem(MLPS, "sparse", edits.Sparse)
+    check_same_curve(of_two[0][kind]["folder"], alone("sparse", **SPARSE), helpers)
 
 
 def test_a_gate_that_is_new_to_a_checkpoint_trains_the_same_in_shards_and_decays_stay_float32(of_two, alone, helpers):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 
+import edits
 import house
 import pytest
 import torch
@@ -375,3 +376,10 @@ def test_what_is_built_and_never_applied_is_an_error(run, helpers, monkeypatch):
     monkeypatch.setattr(model, "Block", UnusedBlock)
     message = helpers.error_of(run, "out", max_iters=2)
     assert "4 parameters are built and never used, first blocks.0.forgotten.weight" in message
+
+
+def test_experts_that_get_no_token_of_a_step_are_not_unused(run, helpers, monkeypatch):
+    """Each of two layers has 64 experts, and a step 32 tokens."""
+    monkeypatch.setitem(model.MLPS, "sparse", edits.Sparse)
+    out = run("out", mlp="sparse", batch_size=1, block_size=32, max_iters=2, eval_interval=2)
+    assert len(helpers.losses(out)) == 2
