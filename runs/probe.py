@@ -13,7 +13,7 @@ import torch
 
 from configurator import UserError
 from data.shards import Dataset
-from gate import ADDITIVE_ACTIVATIONS, Gate
+from gate import Gate
 from mixer import DENOMINATOR_MIN, Mixer, Projection
 from model import GPT, Softmax
 from ops import IGNORE
@@ -114,7 +114,7 @@ def gate_meters(mixer: Mixer, x: torch.Tensor) -> dict[str, dict]:
 def head_gates(mixer: Mixer, x: torch.Tensor) -> torch.Tensor | None:
     """x (B, T, C) -> (B, T, H), the mean size of the gate on a head's readout; None if none multiplies it."""
     gate = next((mixer.gates[name] for name in ("readout", "native") if name in mixer.gates), None)
-    if gate is None or gate.activation in ADDITIVE_ACTIVATIONS:
+    if gate is None or not gate.is_factor:
         return None
     return gate.value(gate.logits(x)).abs().mean(-1).expand(*x.shape[:2], mixer.n_head)  # a static one has no B, T
 
@@ -216,7 +216,7 @@ def written_by_heads(mixer: Mixer, x: torch.Tensor, scale: torch.Tensor, o: torc
     """o (B, T, H, D), as out_proj gets it -> (B, H, T): the norm of what each head writes, over that of the stream."""
     out = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).to(o.dtype)  # (C, H, D)
     written = torch.einsum("bihd,chd->bihc", o, out)
-    if "output" in mixer.gates and mixer.gates["output"].activation not in ADDITIVE_ACTIVATIONS:
+    if "output" in mixer.gates and mixer.gates["output"].is_factor:
         written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))
     return (written * scale[:, :, None]).norm(dim=-1).transpose(1, 2)
 
@@ -233,7 +233,7 @@ def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tens
         after = step(o, x) if isinstance(step, Gate) else step(o)
         if not isinstance(step, Gate):
             factor = factor * torch.where(o == 0, 0.0, after / o)
-        elif step.activation not in ADDITIVE_ACTIVATIONS:
+        elif step.is_factor:
             factor = factor * step.value(step.logits(x))
         o = after
     return factor

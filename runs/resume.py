@@ -11,7 +11,6 @@ import torch
 
 import configurator
 from configurator import UserError
-from gate import ADDITIVE_ACTIVATIONS
 from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
@@ -222,7 +221,7 @@ def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tup
             if lost:
                 raise UserError(f"{path}: has a trained gate ({lost[0]}) that would be lost to a new one")
             value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))
-            identity = 0.0 if gate.activation in ADDITIVE_ACTIVATIONS else 1.0
+            identity = 1.0 if gate.is_factor else 0.0
             if (value != identity).any():
                 raise UserError(
                     f"gate {position}: a new gate would start at {float(value.flatten()[0]):.3g}, not {identity:g}, "

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch.nn as nn
 import torch.nn.functional as F
 
-from gate import ADDITIVE_ACTIVATIONS, Gate
+from gate import Gate
 from model import GPT
 
 
@@ -38,7 +38,7 @@ def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
 def gates_to_prune(model: GPT) -> list[Gate]:
     """All gates but additive ones and those on the denominator: a zero there closes nothing."""
     gates = [item for block in model.blocks for item in block.mixer.gates.items()]
-    return [gate for name, gate in gates if name != "denominator" and gate.activation not in ADDITIVE_ACTIVATIONS]
+    return [gate for name, gate in gates if name != "denominator" and gate.is_factor]
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from small_models import off_its_start
 
 import configurator
 import train
+from gate import GATE_ACTIVATIONS
 from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import resume
@@ -16,11 +17,13 @@ CASES = [  # keys of the model, and of its new gates
     (dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned"), {}),
     ({}, dict(gate_activation="add_silu", gate_input="static")),
     ({}, dict(gate_activation="identity", gate_input="static", gate_bias=1.0)),
+    ({}, dict(gate_activation="add_tanh")),
 ]
 
 
 @pytest.mark.parametrize(("keys", "gates"), CASES, ids=str)
-def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gates, helpers, tmp_path):
+def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gates, helpers, tmp_path, monkeypatch):
+    monkeypatch.setitem(GATE_ACTIVATIONS, "add_tanh", lambda y, g, slope: y + g.tanh())  # an edit
     sizes = dict(n_layer=2, n_embd=16, n_head=2, block_size=32, vocab_size=20, state_size=4, short_conv=3)
     model = off_its_start(GPTConfig(**sizes, rope_base=500, **keys), torch.float32, noise=0.2)
     checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": vars(model.config)})

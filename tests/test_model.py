@@ -104,8 +104,26 @@ def test_activations_are_their_formulas_and_the_positive_ones_are_positive():
     assert expected.keys() == GATE_ACTIVATIONS.keys()
     for name, formula in expected.items():
         torch.testing.assert_close(GATE_ACTIVATIONS[name](y, g, slope), formula, **CLOSE)
-        is_positive = bool((GATE_ACTIVATIONS[name](0.1, g, slope) > 0).all())
-        assert is_positive == (name in gate.POSITIVE_ACTIVATIONS), name
+        assert gate.is_positive(name) == (name in ("sigmoid", "sigmoid2", "non_sparse")), name
+        assert gate.is_factor(name) == (not name.startswith("add_")), name
+
+
+def test_the_one_line_of_a_new_activation_is_all_that_checks_meters_and_later_gates_need(monkeypatch):
+    """y + tanh(g) is no factor: a norm does not cancel it, its value is tanh(g), and it is the identity at g = 0."""
+    monkeypatch.setitem(GATE_ACTIVATIONS, "add_tanh", lambda y, g, slope: y + g.tanh())
+    monkeypatch.setitem(GATE_ACTIVATIONS, "relu", lambda y, g, slope: y * F.relu(g))
+    before_norm = dict(attention="gla", gate="headwise", norm_first=False)
+    make_config(**before_norm, gate_activation="add_tanh")
+    with pytest.raises(UserError, match="a norm behind it cancels"):
+        make_config(**before_norm, gate_activation="relu")
+    with pytest.raises(UserError, match="can make its denominator negative"):
+        make_config(attention="cosformer", gate="elementwise@key", gate_activation="add_tanh")
+    g = torch.linspace(-2, 2, 9)
+    for activation, value in (("add_tanh", g.tanh()), ("relu", g.relu())):
+        one = gate.Gate(make_config(gate_activation=activation), "elementwise", H, D)
+        assert torch.equal(one.value(g), value)
+        with torch.device("meta"):
+            assert one.is_factor == (activation == "relu")
 
 
 # -- the definitions ---------------------------------------------------------------------------------------------------
