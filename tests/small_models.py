@@ -3,6 +3,7 @@
 import torch
 
 from model import GPT
+from runs.recorder import Seen, all_gates, names_of_gates, recording
 
 
 @torch.no_grad()
@@ -23,3 +24,15 @@ def logits_of_pieces(model, idx, lengths):
         x, state = model.features(idx[:, start : start + length], state, start)
         parts, start = [*parts, model.logits(x)], start + length
     return torch.cat(parts, dim=1)
+
+
+@torch.no_grad()
+def seen_of(mixer, x, stream=None):
+    """What the meters see of a mixer that runs alone on x (B, T, C), in a block whose input is stream (None: x)."""
+    with recording([mixer], all_gates(mixer)) as notes:
+        y = mixer(x)
+    names = {gate: path.removeprefix("gates.") for gate, path in names_of_gates(mixer, mixer).items()}
+    gates: dict = {name: [call for call in notes.calls if call.gate is gate] for gate, name in names.items()}
+    stream = x if stream is None else stream
+    scale = 1 / stream.norm(dim=-1, keepdim=True)
+    return Seen(mixer, x, y, notes.projection, notes.o, notes.readout, gates, stream, stream + y, scale)

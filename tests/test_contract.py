@@ -9,7 +9,7 @@ import os
 
 import pytest
 import torch
-from small_models import logits_of_pieces, off_its_start
+from small_models import logits_of_pieces, off_its_start, seen_of
 
 from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
@@ -182,11 +182,12 @@ def test_explicit_weights_reproduce_the_readout(about):
         pytest.skip("no mixer here has weights: they override `read` or `forward`, and have no `explicit_weights`")
     for mixer in mixers:
         x = torch.randn(2, T, 32, dtype=torch.float64)
-        p = mixer.gated_projection(x)
+        seen = seen_of(mixer, x)
+        p = seen.projection
         if "denominator" in mixer.gates:
             continue  # the gate is in the weights, and comes behind `read`
         v = p.v.repeat_interleave(mixer.n_head // p.v.shape[2], dim=2)
-        readout = torch.einsum("bhij,bjhd->bihd", weights_of(mixer, x), v)
+        readout = torch.einsum("bhij,bjhd->bihd", weights_of(seen), v)
         expected = mixer.read(p, None, 0)
         if mixer.norm_kind == "denominator":
             expected = expected[..., :-1] / expected[..., -1:].clamp(min=1e-6)

@@ -20,6 +20,7 @@ from gate import GATE_ACTIVATIONS, parse_gate
 from mixer import DENOMINATOR_MIN
 from model import GLA, GPT, MIXERS, MLPS, GPTConfig
 from runs.probe import weights_of
+from runs.recorder import Seen
 
 T, C, H, D = 40, 32, 4, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)
@@ -55,7 +56,8 @@ def test_weights_and_linearity_are_inherited_until_the_readout_is_another(part, 
         assert (cls.explicit_weights is not None) == has_weights
         assert cls.linear_in == (GLA.linear_in if has_weights else ())
     if not has_weights:
-        message = helpers.error_of(weights_of, child(make_config(), parse_gate("none")), random_x())
+        seen = Seen(child(make_config(), parse_gate("none")), *[None] * (len(Seen._fields) - 1))
+        message = helpers.error_of(weights_of, seen)
         assert message == "Child: its readout is its own, so explicit_weights must be, too"
 
 
