@@ -3,11 +3,12 @@
 import pytest
 import torch
 from small_models import off_its_start
+from test_edited_meters import GatedMLP
 
 import configurator
 import train
 from gate import GATE_ACTIVATIONS
-from model import MIXERS, GPTConfig
+from model import MIXERS, MLPS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import resume
 
@@ -39,7 +40,9 @@ def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gat
             assert torch.equal(gated.eval()(idx), model(idx))
 
 
-def test_a_new_gate_that_is_not_the_identity_is_refused_and_so_is_another_tokenizer(run, trained, text, helpers):
+def test_a_new_gate_that_is_not_the_identity_is_refused_and_so_is_another_tokenizer(
+    run, trained, text, helpers, monkeypatch
+):
     for start, keys in [
         (0.5, dict(gate="elementwise")),
         (0.75, dict(gate="headwise@value", gate_activation="non_sparse")),
@@ -49,6 +52,9 @@ def test_a_new_gate_that_is_not_the_identity_is_refused_and_so_is_another_tokeni
     ]:
         message = helpers.error_of(run, "gated", init_from=trained, max_iters=1, **keys)
         assert f"a new gate would start at {start}, not 1, and change what {trained} computes" in message
+    monkeypatch.setitem(MLPS, "gated", GatedMLP)
+    message = helpers.error_of(run, "gated", init_from=trained, max_iters=1, mlp="gated")
+    assert f"gate mlp.gate: a new gate would start at 0.5, not 1, and change what {trained} computes" in message
     message = helpers.error_of(run, "out", init_from=trained, dataset=text, max_iters=1)
     assert "its tokenizer is 'byte', the model was trained with" in message
 
