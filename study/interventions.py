@@ -21,7 +21,7 @@ from runs.recorder import replaced
 @contextlib.contextmanager
 def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
     """Inside, gate values are zero if their absolute value is below the threshold. It yields the counts [zeroed, all],
-    which grow as the model runs. If only some tokens have labels, the last layer computes and counts those."""
+    which grow as the model runs. If only some tokens have labels, the last layer may compute and count those alone."""
     counts = [0, 0]
 
     def prune(gate, act, y, g, norm=None):

@@ -9,6 +9,7 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 from small_models import logits_of_pieces, off_its_start, seen_of
 
 from configurator import UserError, check_choice
@@ -147,6 +148,18 @@ def test_gradients_reach_every_parameter_and_are_finite(about):
     model(IDX[:, :-1], IDX[:, 1:]).backward()
     for name, p in model.named_parameters():
         assert p.grad is not None and p.grad.isfinite().all() and p.grad.abs().max() > 0, name
+
+
+@every_case
+@torch.no_grad()
+def test_the_loss_is_the_same_whether_the_last_layer_computes_all_tokens_or_those_with_a_label(about):
+    """The first on a GPU and compiled, the second on a CPU: so no step behind a mixer's `read` may mix tokens, and no
+    MLP that says is_per_token, nor may such an MLP count them."""
+    model = make_model(about).train()
+    targets = IDX.roll(-1, 1).masked_fill(IDX % 3 > 0, IGNORE)
+    expected = F.cross_entropy(model(IDX).flatten(0, 1), targets.flatten())
+    expected = expected + sum(getattr(module, "auxiliary_loss", 0.0) for module in model.modules())
+    torch.testing.assert_close(model(IDX, targets).double(), expected, rtol=1e-6, atol=0)
 
 
 def of_graphs():

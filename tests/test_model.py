@@ -7,6 +7,7 @@ GPT-2 and a gated softmax among them, in test_oracles.py and test_anchors.py, an
 import itertools
 import math
 
+import edits
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ import model as model_file
 from configurator import UserError
 from gate import GATE_ACTIVATIONS, parse_gate
 from mixer import DENOMINATOR_MIN
-from model import GLA, GPT, MIXERS, MLPS, GPTConfig
+from model import GLA, GPT, MIXERS, MLP, MLPS, GPTConfig
 from runs.probe import weights_of
 from runs.recorder import Seen
 
@@ -434,6 +435,47 @@ def test_the_last_layer_computes_labelled_tokens_only_and_loss_and_gradients_are
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-8)
     model(IDX, torch.full_like(targets, -100)).backward()  # a micro-step without any label
     assert all(p.grad is not None and not p.grad.any() for p in parameters)
+
+
+class TokenShift(MLP):
+    """An MLP that also sees the token before."""
+
+    def forward(self, x):
+        return super().forward(x + F.pad(x[:, :-1], (0, 0, 1, 0)))
+
+
+class Counting(MLP):
+    """An MLP with an auxiliary loss over all tokens that it meets."""
+
+    def forward(self, x):
+        self.auxiliary_loss = 0.1 * x.square().mean() + 0.001 * x.shape[1]
+        return super().forward(x)
+
+
+def loss_of_all(model, idx, targets):
+    """The loss where every token is computed, as on a GPU."""
+    logits = model(idx)
+    auxiliary = sum(getattr(module, "auxiliary_loss", 0.0) for module in model.modules())
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + auxiliary
+
+
+@pytest.mark.parametrize("mlp", [TokenShift, Counting, edits.Experts])
+def test_an_mlp_that_mixes_or_counts_tokens_is_given_all_of_them_unless_it_says_otherwise(mlp, monkeypatch):
+    """A class that says so though it is wrong has another loss, which the contract finds."""
+    wrong = type("Wrong", (mlp,), {"is_per_token": True})
+    targets = IDX.roll(-1, 1).masked_fill(IDX % 3 > 0, -100)
+    for cls in (mlp, wrong):
+        monkeypatch.setitem(MLPS, "mine", cls)
+        model = off_its_start(make_config(mlp="mine")).train()
+        expected = loss_of_all(model, IDX, targets)
+        is_close = dict(rtol=1e-6, atol=0)
+        if cls is wrong:
+            with pytest.raises(AssertionError):
+                torch.testing.assert_close(model(IDX, targets).double(), expected, **is_close)
+            continue
+        torch.testing.assert_close(model(IDX, targets).double(), expected, **is_close)
+        asked = targets != -100
+        torch.testing.assert_close(model.features(IDX, only=asked)[0][0], model.features(IDX)[0][asked], **CLOSE)
 
 
 @pytest.mark.parametrize("branch", ["embedding", "mixer", "mlp"])
