@@ -27,7 +27,7 @@ POSITIONS = {  # {position: the (heads, width) of what it gates in a mixer}; rea
 }
 READOUT_ACTIVATIONS: dict = {"none": lambda o: o, "silu": F.silu, "square": torch.square}
 
-GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
+GATE_ACTIVATIONS = {  # (y, g, slope) -> y'; what else is known of each, is_factor and is_positive find out
     "sigmoid": lambda y, g, slope: y * g.sigmoid(),
     "sigmoid2": lambda y, g, slope: y * (2 * g.sigmoid()),  # identity at g = 0
     "non_sparse": lambda y, g, slope: y * (0.5 + 0.5 * g.sigmoid()),
@@ -39,8 +39,22 @@ GATE_ACTIVATIONS = {  # (y, g, slope) -> y'
     "add_silu": lambda y, g, slope: y + F.silu(g),
     "add_identity": lambda y, g, slope: y + g,
 }
-POSITIVE_ACTIVATIONS = ("sigmoid", "sigmoid2", "non_sparse")  # the others can turn the sign of y
-ADDITIVE_ACTIVATIONS = ("add_silu", "add_identity")  # these are no factors: no norm cancels them
+
+
+def tried_on(activation: str, y: float) -> torch.Tensor:
+    """What the activation makes of y at many g, in float64: it tells what kind of activation it is."""
+    g = torch.linspace(-4, 4, 33, device="cpu", dtype=torch.float64)  # whatever torch's default device is
+    return GATE_ACTIVATIONS[activation](torch.full_like(g, y), g, torch.ones_like(g))
+
+
+def is_factor(activation: str) -> bool:
+    """Whether it multiplies y, so that zero stays zero. If not, it adds something to y, which no norm cancels."""
+    return bool((tried_on(activation, 0.0) == 0).all())
+
+
+def is_positive(activation: str) -> bool:
+    """Whether it keeps a positive y above zero, whatever g is."""
+    return bool((tried_on(activation, 0.1) > 0).all())
 
 
 class LayerGate(NamedTuple):
@@ -67,19 +81,18 @@ def parse_gate(text: str) -> LayerGate:
 
 def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     """Raises UserError for a readout norm or a gate that makes no sense for a mixer. mixer: the class called name."""
-    norm = mixer.norm_of(config)
+    norm, activation = mixer.norm_of(config), config.gate_activation
     if norm == "denominator" and not mixer.has_positive_weights:
         raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights have both signs")
     for position, granularity in gate.positions.items():
-        is_positive = config.gate_activation in POSITIVE_ACTIVATIONS
         if has_no_effect(granularity, position, mixer, config):
             reason = "has no effect, because a norm behind it cancels a factor that its inputs share"
         elif position == "output" and granularity not in ("elementwise", "scalar"):
             reason = "the output projection has mixed the heads; use elementwise or scalar"
         elif position == "denominator" and norm != "denominator":
             reason = f"this mixer has no denominator (its norm is {norm!r})"
-        elif norm == "denominator" and position in ("query", "key", "denominator") and not is_positive:
-            reason = f"gate_activation={config.gate_activation!r} can make its denominator negative"
+        elif norm == "denominator" and position in ("query", "key", "denominator") and not is_positive(activation):
+            reason = f"gate_activation={activation!r} can make its denominator negative"
         else:
             continue
         raise UserError(f"gate='{granularity}@{position}' of {name}: {reason}")
@@ -92,12 +105,12 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     and v if the gate is static, that is, the same for all tokens. post_norm cancels a factor that all heads share.
     """
     norm = mixer.norm_of(config)
-    if config.gate_activation in ADDITIVE_ACTIVATIONS or granularity not in ("headwise", "scalar"):
+    if granularity not in ("headwise", "scalar") or not is_factor(config.gate_activation):
         return False
-    is_factor = position in mixer.linear_in and (position == "query" or config.gate_input == "static")
-    scales_readout = position == "readout" or is_factor and config.readout_activation == "none"
+    is_shared = position in mixer.linear_in and (position == "query" or config.gate_input == "static")
+    scales_readout = position == "readout" or is_shared and config.readout_activation == "none"
     scales_branch = granularity == "scalar" and (position == "output" or scales_readout and not config.bias)
-    if scales_branch and config.post_norm and config.gate_activation in POSITIVE_ACTIVATIONS:
+    if scales_branch and config.post_norm and is_positive(config.gate_activation):
         return True
     if norm == "none":
         return False
@@ -110,7 +123,7 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
         return norm != "denominator" and not config.norm_first
     if position == "value" and norm == "denominator":  # v is in the numerator, not in the denominator
         return False
-    return is_factor
+    return is_shared
 
 
 class ZeroLinear(nn.Linear):
@@ -158,9 +171,17 @@ class Gate(nn.Module):
         start.fill_(1.0 if name == "slope" else self.static_start)
 
     def forward(self, y: torch.Tensor, x: torch.Tensor, norm: nn.RMSNorm | None = None) -> torch.Tensor:
+        return self.act(y, self.logits(x), norm)
+
+    def act(self, y: torch.Tensor, g: torch.Tensor, norm: nn.RMSNorm | None = None) -> torch.Tensor:
+        """y (B, T, heads, width) and g as logits gives it -> y'. The meters watch this method."""
         if norm is not None:  # of y, which fla's kernel computes with the gate
-            return kernels.norm_and_gate(y, self.logits(x), norm, self.activation)
-        return GATE_ACTIVATIONS[self.activation](y, self.logits(x), self.slope)
+            return kernels.norm_and_gate(y, g, norm, self.activation)
+        return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
+
+    @property
+    def is_factor(self) -> bool:
+        return is_factor(self.activation)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, T, C) -> g (B, T, heads or 1, width or 1), without B and T if the gate is static."""
@@ -169,6 +190,6 @@ class Gate(nn.Module):
         return self.proj(x if self.down is None else self.down(x)).unflatten(-1, self.shape)
 
     def value(self, g: torch.Tensor) -> torch.Tensor:
-        """The factor on y or, for an additive activation, what is added to y. It has the shape of g."""
-        y = 0.0 if self.activation in ADDITIVE_ACTIVATIONS else 1.0
+        """The factor on y or, if the activation is none, what it adds to y. It has the shape of g."""
+        y = g.new_full((), 1.0 if self.is_factor else 0.0)
         return GATE_ACTIVATIONS[self.activation](y, g, self.slope)

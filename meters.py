@@ -65,7 +65,7 @@ SINK_KINDS = {  # what a sink is a share of
     "weights": "the weights of the attention",
     "share": "its own weights, as a share of their sum",
     "proxy": "a proxy, the absolute share of the weights that its readout implies",
-    "none": "no weights: its readout is its own, and it has no explicit_weights",
+    "none": "no weights: its readout is its own, and nothing knows its explicit_weights",
 }
 
 
@@ -114,7 +114,7 @@ def meters_of(model: GPT, checkpoint: dict, path: Path | str, dataset: Dataset, 
     masks = probe.query_masks(inputs, dataset.kinds)
     layers = probe.layer_meters(model, inputs, masks, dtype)
     noise = torch.randint(dataset.vocab_size, inputs.shape, generator=torch.Generator().manual_seed(0)).to(device)
-    controls = probe.probe(model, noise, lambda block, seen: probe.sink_meter(block.mixer, seen, {}), dtype)
+    controls = probe.probe(model, noise, lambda seen: probe.sink_meter(seen, {}), dtype)
     for layer, control in zip(layers, controls, strict=True):
         layer["sink"]["random_tokens"] = control["share"]
     with quantised(model):
@@ -149,9 +149,9 @@ def attention_maps(model: GPT, inputs: torch.Tensor, layers: list, masks: dict, 
     wanted = wanted or list(dict.fromkeys([max(sinks, key=sinks.get), min(sinks, key=sinks.get)]))
     prefix = inputs[:1, :MAP_TOKENS]  # causal: the first tokens' weights do not depend on the others
 
-    def measure(block, seen):
-        mixer, gate = block.mixer, probe.head_gates(block.mixer, seen["x"])
-        weights = probe.weights_of(mixer, seen["x"])[0] if mixer.explicit_weights is not None else None
+    def measure(seen):
+        gate = probe.head_gates(seen)
+        weights = probe.weights_of(seen)[0] if seen.has_weights else None
         return weights, None if gate is None else gate[0]  # (H, t, t), (t, H)
 
     seen = probe.probe(model, prefix, measure, dtype)

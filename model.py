@@ -402,6 +402,15 @@ class MLP(nn.Module):
     n_matrices = 2  # of n_embd x hidden
     n_idle = 0  # parameters that a token does not meet, such as those of experts that it is not sent to
     tolerance = 0.0  # as a mixer's: a product over the tokens of one expert rounds by how many they are
+    # whether a token's output depends on that token alone, and nothing else on how many there are: the last layer then
+    # leaves out the tokens whose output nobody asks for. Not so: a token shift, or a loss over all tokens
+    is_per_token = True
+
+    def __init_subclass__(cls):
+        """A class with a `forward` of its own is not per token, unless it says that it is."""
+        super().__init_subclass__()
+        if "forward" in vars(cls):
+            cls.is_per_token = vars(cls).get("is_per_token", False)
 
     def __init__(self, config, hidden):
         super().__init__()
@@ -418,6 +427,7 @@ class SwiGLU(MLP):
     """W (silu(G x) * U x)."""
 
     n_matrices = 3
+    is_per_token = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.silu(self.glu(x)) * self.up(x))
@@ -446,7 +456,13 @@ class Block(nn.Module):
                 raise UserError("match_params=True: the gate has more parameters than the MLP")
         self.mlp = make_mlp(config, hidden)
 
+    @property
+    def is_per_token(self) -> bool:
+        """Whether what comes behind the mixer may be computed of some tokens alone."""
+        return self.mlp is None or getattr(self.mlp, "is_per_token", False)
+
     def forward(self, x, state=None, start=0, only=None):
+        """only: as in Mixer, for a block that is_per_token."""
         y = self.mixer(x if self.post_norm else self.norm_1(x), state, start, only)
         x = (x if only is None else x[only][None]) + self.dropout(self.norm_1(y) if self.post_norm else y)
         if self.mlp is None:
@@ -537,8 +553,8 @@ class GPT(nn.Module):
     def features(self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only=None) -> tuple:
         """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is updated in place.
 
-        only: (B, T), true for M tokens; the hidden states are then theirs, (1, M, C). Raises UserError where cosformer
-        or learned positions would go past block_size.
+        only: (B, T), true for M tokens; the hidden states are then theirs, (1, M, C), and the last block computes no
+        others if it may. Raises UserError where cosformer or learned positions would go past block_size.
         """
         x = self.wte(idx)
         if self.wpe is not None:
@@ -547,9 +563,12 @@ class GPT(nn.Module):
                 raise UserError(f"position='learned': there is no embedding past block_size={self.config.block_size}")
             x = x + self.wpe.weight[start:end]
         x = self.dropout(x)
+        computed = only if self.blocks[-1].is_per_token else None
         for i, block in enumerate(self.blocks):
             is_last = i == len(self.blocks) - 1
-            x = block(x, None if state is None else state[i], start, only if is_last else None)
+            x = block(x, None if state is None else state[i], start, computed if is_last else None)
+        if only is not None and computed is None:
+            x = x[only][None]
         return self.norm(x), state
 
     @property

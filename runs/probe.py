@@ -8,18 +8,20 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from statistics import fmean, pstdev
+from typing import Any
 
 import torch
 
 from configurator import UserError
 from data.shards import Dataset
-from gate import ADDITIVE_ACTIVATIONS, Gate
-from mixer import DENOMINATOR_MIN, Mixer, Projection
+from gate import Gate
+from mixer import DENOMINATOR_MIN
 from model import GPT, Softmax
 from ops import IGNORE
 from ops.fast import at_least_float32
 from runs.hardware import autocast
 from runs.parallel import full_tensor
+from runs.recorder import Seen, all_gates, names_of_gates, recording, some_rows
 
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 COLLAPSE = 0.05
@@ -33,39 +35,38 @@ SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
 
 
 @torch.no_grad()
-def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "float32") -> list:
-    """Runs the model on inputs (B, T) and calls measure(block, seen) after each block. Returns the results by layer.
+def probe(model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtype: str = "float32") -> list:
+    """Runs the model on inputs (B, T) and calls measure(seen) after each block. Returns the results by layer.
 
-    seen: stream and x (B, T, C), the inputs of the block and of its mixer; readout (B, T, H D), what out_proj gets; y
-    (B, T, C), what the block adds for the mixer; scale (B, T, 1 or C): |scale * part| is what a part of the mixer's
-    output adds, over |stream|; residual (B, T, C), the block's output. The model is left without hooks.
+    A gate that is in no block, but runs before one, is seen in that layer. The model is left without hooks.
     """
-    seen, results, was_training = {}, [], model.training
-
-    def of_mixer(mixer, args, output):
-        seen["x"], seen["y"] = args[0], output
-
-    def of_out_proj(out_proj, args):
-        seen["readout"] = args[0]
+    results, was_training = [], model.training
+    names = {block: names_of_gates(model, block) for block in model.blocks}
 
     def of_block(block, args, output):
-        seen["scale"] = 1 / at_least_float32(args[0]).norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        stream, y = args[0], notes.y
+        scale = 1 / at_least_float32(stream).norm(dim=-1, keepdim=True).clamp(min=1e-30)
         if block.post_norm:  # the norm behind the mixer scales a part of y as it scales y
-            y, norm = at_least_float32(seen["y"]), block.norm_1
+            y, norm = at_least_float32(y), block.norm_1
             size = y.var(-1, correction=0) if isinstance(norm, torch.nn.LayerNorm) else y.square().mean(-1)
-            seen["scale"] = seen["scale"] * norm.weight * (size[..., None] + norm.eps).rsqrt()
-            seen["y"] = norm(seen["y"])
-        results.append(measure(block, seen | {"stream": args[0], "residual": output}))
-        seen.clear()
+            scale = scale * norm.weight * (size[..., None] + norm.eps).rsqrt()
+            y = norm(y)
+        gates: dict = {name: [call for call in notes.calls if call.gate is gate] for gate, name in names[block].items()}
+        seen = Seen(
+            block.mixer, notes.x, y, notes.projection, notes.o, notes.readout,
+            gates={name: calls for name, calls in gates.items() if calls},
+            stream=stream, residual=output, scale=scale,
+        )  # fmt: skip
+        notes.clear()
+        results.append(measure(seen))
 
-    with contextlib.ExitStack() as hooks:
-        hooks.callback(model.train, was_training)
+    with contextlib.ExitStack() as stack:
+        stack.callback(model.train, was_training)
         model.eval()
+        notes = stack.enter_context(recording([block.mixer for block in model.blocks], all_gates(model)))
         for block in model.blocks:
-            hooks.enter_context(block.mixer.out_proj.register_forward_pre_hook(of_out_proj))
-            hooks.enter_context(block.mixer.register_forward_hook(of_mixer))
             # before FSDP's own, which lets go of the block's weights
-            hooks.enter_context(block.register_forward_hook(of_block, prepend=True))
+            stack.enter_context(block.register_forward_hook(of_block, prepend=True))
         with autocast(inputs.device.type, dtype):
             model.features(inputs)
     return results
@@ -89,10 +90,10 @@ def first_rows(dataset: Dataset, split: str, rows: int, block_size: int) -> tupl
     return inputs[whole], targets[whole], name
 
 
-def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
-    """x (..., C) -> the distribution of the gate's values, one entry per head (shared, scalar: one in all)."""
-    values = gate.value(gate.logits(x)).float().abs()  # (..., heads or 1, width or 1)
-    start = float(gate.value(x.new_zeros(1)).abs())
+def gate_meter(gate: Gate, g: torch.Tensor) -> dict:
+    """g (..., heads, width) -> the distribution of the gate's values, one entry per head (shared, scalar: one)."""
+    values = gate.value(g).float().abs()
+    start = float(gate.value(g.new_zeros(1)).abs())
     heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
     bins = (heads * BINS).clamp(max=BINS).long() - (heads == 1).long()
     counts = torch.stack([row.bincount(minlength=BINS + 1) for row in bins])
@@ -106,17 +107,25 @@ def gate_meter(gate: Gate, x: torch.Tensor) -> dict:
     }
 
 
-def gate_meters(mixer: Mixer, x: torch.Tensor) -> dict[str, dict]:
-    """{position: the meter of its gate}, over the tokens of x (..., C)."""
-    return {position: gate_meter(gate, x) for position, gate in mixer.gates.items()}
+def gate_meters(seen: Seen, mask: torch.Tensor | None = None) -> dict[str, dict]:
+    """{name: the meter of a gate}, at the tokens of the mask (B, T), which has some; None: at all."""
+    meters = {}
+    for name, calls in seen.gates.items():
+        logits = [call.g for call in calls]  # (B, T, heads, width) each
+        if mask is not None:
+            # a token may have several, as the sub-tokens of deltaproduct
+            logits = [g.unflatten(1, (mask.shape[1], -1))[mask] for g in logits if g.shape[1] % mask.shape[1] == 0]
+        if logits:
+            meters[name] = gate_meter(calls[0].gate, torch.cat([g.flatten(0, -3) for g in logits]))
+    return meters
 
 
-def head_gates(mixer: Mixer, x: torch.Tensor) -> torch.Tensor | None:
-    """x (B, T, C) -> (B, T, H), the mean size of the gate on a head's readout; None if none multiplies it."""
-    gate = next((mixer.gates[name] for name in ("readout", "native") if name in mixer.gates), None)
-    if gate is None or gate.activation in ADDITIVE_ACTIVATIONS:
+def head_gates(seen: Seen) -> torch.Tensor | None:
+    """(B, T, H), the mean size of the gate on a head's readout; None if none multiplies it."""
+    call = seen.last_call("readout") or seen.last_call("native")
+    if call is None or not call.gate.is_factor:
         return None
-    return gate.value(gate.logits(x)).abs().mean(-1).expand(*x.shape[:2], mixer.n_head)  # a static one has no B, T
+    return call.value().abs().mean(-1).expand(-1, -1, seen.mixer.n_head)
 
 
 def collapsed_gates(layers: list[dict]) -> list[str]:
@@ -139,18 +148,18 @@ def query_masks(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, 
     return {name: mask & is_query for name, mask in masks.items()}
 
 
-def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict:
+def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     """What the queries 1..T-1 get from token 0, as docs/meters.md defines it: numbers per head.
 
     masks: {kind: (B, T) bool}, the queries that are measured apart; their gates, too. Without weights every number is
     None, but for "uniform".
     """
-    x, scale = seen["x"], seen["scale"]
-    (B, T), H, has_weights = x.shape[:2], mixer.n_head, mixer.explicit_weights is not None
+    mixer, x = seen.mixer, seen.x
+    (B, T), H = x.shape[:2], mixer.n_head
     parts = [dict.fromkeys(BY_QUERY, x.new_full((B, H, T), math.nan))]
-    if has_weights:
+    if seen.has_weights:
         rows = max(1, WEIGHTS_AT_ONCE // (H * T * T))
-        parts = [query_meters(mixer, *part) for part in zip(x.split(rows), scale.split(rows), strict=True)]
+        parts = [query_meters(some_rows(seen, slice(i, i + rows))) for i in range(0, B, rows)]
     by_query = {name: torch.cat([part[name] for part in parts])[..., 1:] for name in BY_QUERY}  # (B, H, T - 1) each
     by_query["uniform"] = (1 / torch.arange(2, T + 1, device=x.device)).expand(B, 1, -1)
 
@@ -158,85 +167,94 @@ def sink_meter(mixer: Mixer, seen: dict, masks: dict[str, torch.Tensor]) -> dict
         return {name: numbers(values.transpose(1, 2)[mask].mean(0)) for name, values in by_query.items()}
 
     def means_apart(mask):  # (B, T)
-        gates = gate_meters(mixer, x[mask]) if mask.any() else {}
+        gates = gate_meters(seen, mask) if mask.any() else {}
         return means(mask[:, 1:]) | {"queries": int(mask[:, 1:].sum()), "gates": gates}
 
     everything, norms = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device)), [None] * H
-    if has_weights and T > 1:  # of token 0's value, over the median of the other tokens'
-        of_values = values_of(mixer, mixer.gated_projection(x).v).norm(dim=-1)  # (B, T, H)
+    if seen.has_weights and T > 1:  # of token 0's value, over the median of the other tokens'
+        of_values = values_of(seen).norm(dim=-1)  # (B, T, H)
         norms = numbers((of_values[:, 0] / of_values[:, 1:].median(1).values.clamp(min=1e-30)).mean(0))
     # what the sink is a share of: docs/meters.md
     kind = "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
     return everything | {
-        "kind": kind if has_weights else "none",
+        "kind": kind if seen.has_weights else "none",
         "value_norm": norms,
         "kinds": {name: means_apart(mask) for name, mask in masks.items()},
     }
 
 
-def weights_of(mixer: Mixer, x: torch.Tensor, projection: Projection | None = None) -> torch.Tensor:
-    """x (B, T, C) -> (B, H, T, T): each value's weight in each readout, before RMSNorm and gates. UserError for a
-    mixer without explicit_weights."""
-    if mixer.explicit_weights is None:
-        raise UserError(f"{type(mixer).__name__}: its readout is its own, so explicit_weights must be, too")
-    weights = mixer.explicit_weights(projection or mixer.gated_projection(x))
-    if mixer.norm_kind == "denominator":
-        denominator = mixer.gated("denominator", weights.sum(-1).transpose(1, 2)[..., None], x)  # (B, T, H, 1)
-        weights = weights / denominator.clamp(min=DENOMINATOR_MIN).transpose(1, 2)
-    return weights
+def readout_of(seen: Seen) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What `read` returned, as (the readout (B, T, H, D), its denominator (B, T, H, 1) behind a gate on it or None)."""
+    if seen.mixer.norm_kind != "denominator":
+        return seen.o, None
+    o, denominator = seen.o.split([seen.o.shape[-1] - 1, 1], dim=-1)
+    call = seen.last_call("denominator")
+    return o, (denominator if call is None else call.output).clamp(min=DENOMINATOR_MIN)
 
 
-def query_meters(mixer: Mixer, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What each query gets from token 0 in the rows x (B, T, C): {name of BY_QUERY: (B, H, T)}. scale: see `probe`."""
-    projection = mixer.gated_projection(x)
-    weights, v = weights_of(mixer, x, projection), values_of(mixer, projection.v)  # (B, H, T, T); (B, T, H, D)
-    size = weights.abs()
-    o = torch.einsum("bhij,bjhd->bihd", weights.to(v.dtype), v)
-    factor = readout_factor(mixer, x, o if projection.skip is None else o + projection.skip)  # (B, T, H, D)
+def weights_of(seen: Seen) -> torch.Tensor:
+    """(B, H, T, T): each value's weight in each readout, before RMSNorm and gates. UserError without any."""
+    if not seen.has_weights:
+        raise UserError(f"{type(seen.mixer).__name__}: its readout is its own, so explicit_weights must be, too")
+    weights, (_, denominator) = seen.mixer.explicit_weights(seen.projection), readout_of(seen)
+    return weights if denominator is None else weights / denominator.transpose(1, 2)
+
+
+def query_meters(seen: Seen) -> dict[str, torch.Tensor]:
+    """What each query gets from token 0: {name of BY_QUERY: (B, H, T)}."""
+    weights, v = weights_of(seen), values_of(seen)  # (B, H, T, T); (B, T, H, D)
+    size, factor = weights.abs(), readout_factor(seen)  # factor (B, T, H, D)
 
     def token_0_share(factor):
         # |w_ij (f_i * v_j)|^2 = w_ij^2 (f_i^2 . v_j^2)
         parts = size * (factor.square().transpose(1, 2) @ v.square().permute(0, 2, 3, 1)).sqrt()  # (B, H, T, T)
         return parts[..., 0] / parts.sum(-1).clamp(min=1e-30)
 
-    reach = written_by_heads(mixer, x, scale, factor * v[:, :1])  # with a weight of one on token 0
+    reach = written_by_heads(seen, factor * v[:, :1])  # with a weight of one on token 0
     # softmax weights and the sink's sum to one; without a sink nobody asks what it gets
-    to_sink = torch.full_like(size[..., 0], math.nan) if projection.sink is None else 1 - size.sum(-1)
+    to_sink = torch.full_like(size[..., 0], math.nan) if seen.projection.sink is None else 1 - size.sum(-1)
     return {
         "share": size[..., 0] / (size.sum(-1) + to_sink.nan_to_num()).clamp(min=1e-30),
         "to_sink": to_sink,
         "token_0_before": token_0_share(torch.ones_like(factor)),
         "token_0_after": token_0_share(factor),
         "effective": size[..., 0] * reach,
-        "effective_uniform": reach / torch.arange(1, x.shape[1] + 1, device=x.device),
+        "effective_uniform": reach / torch.arange(1, v.shape[1] + 1, device=v.device),
     }
 
 
-def written_by_heads(mixer: Mixer, x: torch.Tensor, scale: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+def written_by_heads(seen: Seen, o: torch.Tensor) -> torch.Tensor:
     """o (B, T, H, D), as out_proj gets it -> (B, H, T): the norm of what each head writes, over that of the stream."""
-    out = mixer.out_proj.weight.unflatten(1, (mixer.n_head, -1)).to(o.dtype)  # (C, H, D)
-    written = torch.einsum("bihd,chd->bihc", o, out)
-    if "output" in mixer.gates and mixer.gates["output"].activation not in ADDITIVE_ACTIVATIONS:
-        written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))
-    return (written * scale[:, :, None]).norm(dim=-1).transpose(1, 2)
+    out = seen.mixer.out_proj.weight.unflatten(1, (seen.mixer.n_head, -1)).to(o.dtype)  # (C, H, D)
+    written, call = torch.einsum("bihd,chd->bihc", o, out), seen.last_call("output")
+    if call is not None and call.gate.is_factor:
+        written = written * call.value()
+    return (written * seen.scale[:, :, None]).norm(dim=-1).transpose(1, 2)
 
 
-def values_of(mixer: Mixer, v: torch.Tensor) -> torch.Tensor:
-    """v (B, T, Hv, D) -> (B, T, H, D) in at least float32, repeated where several heads share it."""
-    return at_least_float32(v).repeat_interleave(mixer.n_head // v.shape[2], dim=2)
+def values_of(seen: Seen) -> torch.Tensor:
+    """v (B, T, H, D) in at least float32, repeated where several heads share it."""
+    v = seen.projection.v
+    return at_least_float32(v).repeat_interleave(seen.mixer.n_head // v.shape[2], dim=2)
 
 
-def readout_factor(mixer: Mixer, x: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
-    """What norm, activation, gates and scale multiply the readout o (B, T, H, D) by, entry by entry; no addends."""
-    factor = torch.full_like(o, mixer.config.branch_scale)
-    for step in (*mixer.before_norm, mixer.normed, *mixer.after_norm):
-        after = step(o, x) if isinstance(step, Gate) else step(o)
-        if not isinstance(step, Gate):
-            factor = factor * torch.where(o == 0, 0.0, after / o)
-        elif step.activation not in ADDITIVE_ACTIVATIONS:
-            factor = factor * step.value(step.logits(x))
-        o = after
-    return factor
+def readout_factor(seen: Seen) -> torch.Tensor:
+    """(B, T, H, D): what the pass multiplied the readout by, entry by entry, up to out_proj: its norm, its activation,
+    its gates and its scale, but not what a gate added."""
+
+    def ratio(after, before):
+        return torch.where(before == 0, 0.0, at_least_float32(after) / at_least_float32(before))
+
+    (o, denominator), skip = readout_of(seen), seen.projection.skip
+    o = o if denominator is None else o / denominator
+    o = o if skip is None else o + skip
+    calls, factor = {call.gate: call for of_gate in seen.gates.values() for call in of_gate}, 1.0
+    for gate in (*seen.mixer.before_norm, *seen.mixer.after_norm):
+        factor = factor * ratio(calls[gate].y, o)
+        if gate.is_factor:
+            factor = factor * calls[gate].value()
+        o = calls[gate].output
+    return factor * ratio(seen.readout.view_as(o), o)
 
 
 @torch.no_grad()
@@ -251,12 +269,12 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
     drawn = torch.randint(inputs.numel(), (INDUCTION_ROWS, half), generator=torch.Generator().manual_seed(0))
     rows = inputs.flatten()[drawn.to(inputs.device)].repeat(1, 2)  # (4, 2 half)
 
-    def measure(block, seen):
-        if block.mixer.explicit_weights is None:
-            return [None] * block.mixer.n_head
+    def measure(seen):
+        if not seen.has_weights:
+            return [None] * seen.mixer.n_head
         shares = []
-        for x in seen["x"].split(1):  # the weights of one row at a time
-            weights = weights_of(block.mixer, x).abs()  # (1, H, 2 half, 2 half)
+        for row in range(len(seen.x)):  # the weights of one row at a time
+            weights = weights_of(some_rows(seen, slice(row, row + 1))).abs()  # (1, H, 2 half, 2 half)
             share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
             shares.append(share.diagonal(1 - half, 2, 3)[..., 1:])  # queries half, half + 1, ...
         return numbers(torch.cat(shares).mean((0, 2)))
@@ -267,15 +285,15 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
 def layer_meters(model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str) -> list[dict]:
     """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives them."""
 
-    def measure(block, seen):
-        y, stream = (seen[name].float().norm(dim=-1) for name in ("y", "stream"))
-        size = seen["residual"].float().abs()  # (B, T, C)
+    def measure(seen):
+        y, stream = (part.float().norm(dim=-1) for part in (seen.y, seen.stream))
+        size = seen.residual.float().abs()  # (B, T, C)
         row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
         largest, median = float(size.max()), float(size.median())
         where = {"row": row, "position": position, "token": int(inputs[row, position]), "channel": channel}
         return {
-            "gates": gate_meters(block.mixer, seen["x"]),
-            "sink": sink_meter(block.mixer, seen, masks),
+            "gates": gate_meters(seen),
+            "sink": sink_meter(seen, masks),
             "branch": numbers((y / stream.clamp(min=1e-30)).mean().item()),
             "residual": {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where,
         }

@@ -12,7 +12,7 @@ import torch
 
 import configurator
 from configurator import UserError
-from gate import ADDITIVE_ACTIVATIONS
+from gate import Gate
 from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
@@ -214,20 +214,23 @@ def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tup
     if not fitting:
         raise UserError(f"init_from={path!r}: none of its weights fit this model")
     for i, block in enumerate(model.blocks):
-        start = f"blocks.{i}.mixer."
-        if not any(name.startswith(start) for name in fitting):
+        mixer = f"blocks.{i}.mixer."
+        if not any(name.startswith(mixer) for name in fitting):
             continue  # the whole mixer is new
-        lost = [name for name in weights if name.startswith(f"{start}gates.") and name not in fitting]
-        for position, gate in block.mixer.gates.items():
-            if all(f"{start}gates.{position}.{name}" in fitting for name in gate.state_dict()):
+        lost = [name for name in weights if name.startswith(f"{mixer}gates.") and name not in fitting]
+        for place, gate in block.named_modules():
+            if not isinstance(gate, Gate):
+                continue
+            if all(f"blocks.{i}.{place}.{name}" in fitting for name in gate.state_dict()):
                 continue
             if lost:
                 raise UserError(f"{path}: has a trained gate ({lost[0]}) that would be lost to a new one")
             value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))
-            identity = 0.0 if gate.activation in ADDITIVE_ACTIVATIONS else 1.0
+            identity = 1.0 if gate.is_factor else 0.0
             if (value != identity).any():
+                name, start = place.removeprefix("mixer.gates."), float(value.flatten()[0])
                 raise UserError(
-                    f"gate {position}: a new gate would start at {float(value.flatten()[0]):.3g}, not {identity:g}, "
+                    f"gate {name}: a new gate would start at {start:.3g}, not {identity:g}, "
                     f"and change what {path} computes; --gate_activation=sigmoid2 starts at the same function"
                 )
     model.load_state_dict(state | fitting)

@@ -13,32 +13,33 @@ from collections.abc import Iterator
 import torch.nn as nn
 import torch.nn.functional as F
 
-from gate import ADDITIVE_ACTIVATIONS, Gate
+from gate import Gate
 from model import GPT
+from runs.recorder import replaced
 
 
 @contextlib.contextmanager
 def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
     """Inside, gate values are zero if their absolute value is below the threshold. It yields the counts [zeroed, all],
-    which grow as the model runs. If only some tokens have labels, the last layer computes and counts those."""
+    which grow as the model runs. If only some tokens have labels, the last layer may compute and count those alone."""
     counts = [0, 0]
 
-    def prune(gate, args, output):
-        closed = gate.value(gate.logits(args[1])).abs() < threshold
+    def prune(gate, act, y, g, norm=None):
+        closed = gate.value(g).abs() < threshold
         counts[0] += int(closed.sum())
         counts[1] += closed.numel()
-        return output.masked_fill(closed, 0.0)
+        return act(y, g, norm).masked_fill(closed, 0.0)
 
-    with contextlib.ExitStack() as hooks:
+    with contextlib.ExitStack() as stack:
         for gate in gates_to_prune(model):
-            hooks.enter_context(gate.register_forward_hook(prune))
+            stack.enter_context(replaced(gate, "act", functools.partial(prune, gate)))
         yield counts
 
 
 def gates_to_prune(model: GPT) -> list[Gate]:
-    """All gates but additive ones and those on the denominator: a zero there closes nothing."""
-    gates = [item for block in model.blocks for item in block.mixer.gates.items()]
-    return [gate for name, gate in gates if name != "denominator" and gate.activation not in ADDITIVE_ACTIVATIONS]
+    """All gates, wherever they are, but additive ones and those on the denominator: a zero there closes nothing."""
+    named = [(path, module) for path, module in model.named_modules() if isinstance(module, Gate)]
+    return [gate for path, gate in named if not path.endswith(".denominator") and gate.is_factor]
 
 
 @contextlib.contextmanager
@@ -53,15 +54,12 @@ def quantised(model: GPT) -> Iterator[None]:
         scale = largest.clamp(min=1e-30) / 127
         return (x / scale).round() * scale
 
-    def forward(linear, x):
+    def forward(linear, its_own, x):
         weight = round_to_8_bits(linear.weight, linear.weight.abs().amax(1, keepdim=True))
         return F.linear(round_to_8_bits(x, x.abs().max()), weight, linear.bias)
 
-    linears: list = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
-    for linear in linears:
-        linear.forward = functools.partial(forward, linear)
-    try:
+    with contextlib.ExitStack() as stack:
+        for linear in model.blocks.modules():
+            if isinstance(linear, nn.Linear):
+                stack.enter_context(replaced(linear, "forward", functools.partial(forward, linear)))
         yield
-    finally:
-        for linear in linears:
-            del linear.forward

@@ -11,7 +11,6 @@ import base64
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from runs import probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.files import check_output, read_json, write_text
 from runs.hardware import Processes
+from runs.recorder import Seen
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 MOST_BYTES, MOST_TOKENS = 2_900_000, 256
@@ -78,20 +78,21 @@ def write_page(path: Path, text: str | None = None) -> Path:
     return out
 
 
-def measure(block: Any, seen: dict) -> dict:
+def measure(seen: Seen) -> dict:
     """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}. weights: for
     all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They are those of
     the attention in softmax layers, and shares of their absolute sum in others."""
-    mixer, x, scale = block.mixer, seen["x"], seen["scale"]
-    o = at_least_float32(seen["readout"]).unflatten(-1, (mixer.n_head, -1))  # (1, T, H, D)
-    gate, packed = probe.head_gates(mixer, x), None
-    numbers = dict.fromkeys(("share", "effective")) | {"writes": probe.written_by_heads(mixer, x, scale, o)}
+    gate, packed = probe.head_gates(seen), None
+    numbers: dict = dict.fromkeys(("share", "effective", "writes"))
+    if seen.readout is not None:
+        o = at_least_float32(seen.readout).unflatten(-1, (seen.mixer.n_head, -1))  # (1, T, H, D)
+        numbers["writes"] = probe.written_by_heads(seen, o)
     numbers["gate"] = None if gate is None else gate.transpose(1, 2)  # (1, H, T)
-    if mixer.explicit_weights is not None:
-        by_query = probe.query_meters(mixer, x, scale)
+    if seen.has_weights:
+        by_query = probe.query_meters(seen)
         numbers |= {name: by_query[name] for name in ("share", "effective")}
-        weights = probe.weights_of(mixer, x)[0]  # (H, T, T)
-        if not isinstance(mixer, Softmax):
+        weights = probe.weights_of(seen)[0]  # (H, T, T)
+        if not isinstance(seen.mixer, Softmax):
             weights = weights / weights.abs().sum(-1, keepdim=True).clamp(min=1e-30)
         rows, columns = torch.tril_indices(*weights.shape[1:])
         units = (weights[:, rows, columns] / UNIT).round().cpu().numpy()

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from model import GPT
+from runs.recorder import Seen, all_gates, names_of_gates, recording
 
 
 @torch.no_grad()
@@ -72,3 +73,15 @@ def count_flops(call):
     with FlopCounter() as counter:
         call()
     return counter.total
+
+
+@torch.no_grad()
+def seen_of(mixer, x, stream=None):
+    """What the meters see of a mixer that runs alone on x (B, T, C), in a block whose input is stream (None: x)."""
+    with recording([mixer], all_gates(mixer)) as notes:
+        y = mixer(x)
+    names = {gate: path.removeprefix("gates.") for gate, path in names_of_gates(mixer, mixer).items()}
+    gates: dict = {name: [call for call in notes.calls if call.gate is gate] for gate, name in names.items()}
+    stream = x if stream is None else stream
+    scale = 1 / stream.norm(dim=-1, keepdim=True)
+    return Seen(mixer, x, y, notes.projection, notes.o, notes.readout, gates, stream, stream + y, scale)

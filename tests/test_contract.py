@@ -10,11 +10,13 @@ import os
 
 import pytest
 import torch
-from small_models import count_flops, logits_of_pieces, off_its_start
+import torch.nn.functional as F
+from small_models import count_flops, logits_of_pieces, off_its_start, seen_of
 
 from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
 from model import GPT, MIXERS, MLPS, GPTConfig, Softmax
+from ops import IGNORE
 from runs.probe import weights_of
 
 T, VOCAB, CHUNK = 44, 50, 16  # heads of up to 16 channels have chunks of 16
@@ -273,6 +275,34 @@ def test_past_block_size_a_state_does_what_past_block_size_declares(about):
 
 @every_case
 @torch.no_grad()
+def test_the_loss_is_the_same_whether_the_last_layer_computes_all_tokens_or_those_with_a_label(about):
+    """The first on a GPU and compiled, the second on a CPU: so no step behind a mixer's `read` may mix tokens, and no
+    MLP that says is_per_token, nor may such an MLP count them."""
+    model = make_model(about).train()
+    targets = IDX.roll(-1, 1).masked_fill(IDX % 3 > 0, IGNORE)
+    expected = F.cross_entropy(model(IDX).flatten(0, 1), targets.flatten())
+    expected = expected + sum(getattr(module, "auxiliary_loss", 0.0) for module in model.modules())
+    torch.testing.assert_close(model(IDX, targets).double(), expected, rtol=1e-6, atol=0)
+
+
+def of_graphs():
+    """One case of each mixer: three of them in CI, and the one that make check asks for."""
+    for about, keys in CASES.items():
+        if about.endswith(", elementwise"):
+            is_quick = keys["attention"] in THREE or "MIXER" in os.environ
+            yield pytest.param(about, marks=[] if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("about", list(of_graphs()))
+def test_a_training_step_compiles_to_one_graph(about):
+    targets = IDX[:, 1:].masked_fill(IDX[:, 1:] % 2 == 0, IGNORE)
+    explained = torch._dynamo.explain(make_model(about, torch.float32, n_layer=1).train())(IDX[:, :-1], targets)
+    torch._dynamo.reset()
+    assert (explained.graph_count, explained.break_reasons) == (1, [])
+
+
+@every_case
+@torch.no_grad()
 def test_a_state_has_the_tensors_and_the_bytes_of_init_state(about):
     """Also in memory: a view of a longer tensor would keep a whole prefill alive."""
     model = model_and_logits(about)[0]
@@ -383,11 +413,12 @@ def test_explicit_weights_reproduce_the_readout(about):
         pytest.skip("no mixer here has weights: they override `read` or `forward`, and have no `explicit_weights`")
     for mixer in mixers:
         x = torch.randn(2, T, 32, dtype=torch.float64)
-        p = mixer.gated_projection(x)
+        seen = seen_of(mixer, x)
+        p = seen.projection
         if "denominator" in mixer.gates:
             continue  # the gate is in the weights, and comes behind `read`
         v = p.v.repeat_interleave(mixer.n_head // p.v.shape[2], dim=2)
-        weights = weights_of(mixer, x)
+        weights = weights_of(seen)
         is_signed = mixer.has_positive_weights and bool((weights < 0).any())
         assert not is_signed, "has_positive_weights=True, but some of its explicit_weights are negative"
         readout = torch.einsum("bhij,bjhd->bihd", weights, v)

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from small_models import off_its_start
+from test_edited_meters import GatedMLP
 
 import configurator
 import train
-from model import MIXERS, GPTConfig
+from gate import GATE_ACTIVATIONS
+from model import MIXERS, MLPS, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import resume
 
@@ -16,11 +18,13 @@ CASES = [  # keys of the model, and of its new gates
     (dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned"), {}),
     ({}, dict(gate_activation="add_silu", gate_input="static")),
     ({}, dict(gate_activation="identity", gate_input="static", gate_bias=1.0)),
+    ({}, dict(gate_activation="add_tanh")),
 ]
 
 
 @pytest.mark.parametrize(("keys", "gates"), CASES, ids=str)
-def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gates, helpers, tmp_path):
+def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gates, helpers, tmp_path, monkeypatch):
+    monkeypatch.setitem(GATE_ACTIVATIONS, "add_tanh", lambda y, g, slope: y + g.tanh())  # an edit
     sizes = dict(n_layer=2, n_embd=16, n_head=2, block_size=32, vocab_size=20, state_size=4, short_conv=3)
     model = off_its_start(GPTConfig(**sizes, rope_base=500, **keys), torch.float32, noise=0.2)
     checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": vars(model.config)})
@@ -36,7 +40,9 @@ def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gat
             assert torch.equal(gated.eval()(idx), model(idx))
 
 
-def test_a_new_gate_that_is_not_the_identity_is_refused_and_so_is_another_tokenizer(run, trained, text, helpers):
+def test_a_new_gate_that_is_not_the_identity_is_refused_and_so_is_another_tokenizer(
+    run, trained, text, helpers, monkeypatch
+):
     for start, keys in [
         (0.5, dict(gate="elementwise")),
         (0.75, dict(gate="headwise@value", gate_activation="non_sparse")),
@@ -46,6 +52,9 @@ def test_a_new_gate_that_is_not_the_identity_is_refused_and_so_is_another_tokeni
     ]:
         message = helpers.error_of(run, "gated", init_from=trained, max_iters=1, **keys)
         assert f"a new gate would start at {start}, not 1, and change what {trained} computes" in message
+    monkeypatch.setitem(MLPS, "gated", GatedMLP)
+    message = helpers.error_of(run, "gated", init_from=trained, max_iters=1, mlp="gated")
+    assert f"gate mlp.gate: a new gate would start at 0.5, not 1, and change what {trained} computes" in message
     message = helpers.error_of(run, "out", init_from=trained, dataset=text, max_iters=1)
     assert "its tokenizer is 'byte', the model was trained with" in message
 

@@ -7,6 +7,7 @@ GPT-2 and a gated softmax among them, in test_oracles.py and test_anchors.py, an
 import itertools
 import math
 
+import edits
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,9 @@ import model as model_file
 from configurator import UserError
 from gate import GATE_ACTIVATIONS, parse_gate
 from mixer import DENOMINATOR_MIN
-from model import GLA, GPT, MIXERS, MLPS, GPTConfig
+from model import GLA, GPT, MIXERS, MLP, MLPS, GPTConfig
 from runs.probe import weights_of
+from runs.recorder import Seen
 
 T, C, H, D = 40, 32, 4, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)
@@ -55,7 +57,8 @@ def test_weights_and_linearity_are_inherited_until_the_readout_is_another(part, 
         assert (cls.explicit_weights is not None) == has_weights
         assert cls.linear_in == (GLA.linear_in if has_weights else ())
     if not has_weights:
-        message = helpers.error_of(weights_of, child(make_config(), parse_gate("none")), random_x())
+        seen = Seen(child(make_config(), parse_gate("none")), *[None] * (len(Seen._fields) - 1))
+        message = helpers.error_of(weights_of, seen)
         assert message == "Child: its readout is its own, so explicit_weights must be, too"
 
 
@@ -104,8 +107,26 @@ def test_activations_are_their_formulas_and_the_positive_ones_are_positive():
     assert expected.keys() == GATE_ACTIVATIONS.keys()
     for name, formula in expected.items():
         torch.testing.assert_close(GATE_ACTIVATIONS[name](y, g, slope), formula, **CLOSE)
-        is_positive = bool((GATE_ACTIVATIONS[name](0.1, g, slope) > 0).all())
-        assert is_positive == (name in gate.POSITIVE_ACTIVATIONS), name
+        assert gate.is_positive(name) == (name in ("sigmoid", "sigmoid2", "non_sparse")), name
+        assert gate.is_factor(name) == (not name.startswith("add_")), name
+
+
+def test_the_one_line_of_a_new_activation_is_all_that_checks_meters_and_later_gates_need(monkeypatch):
+    """y + tanh(g) is no factor: a norm does not cancel it, its value is tanh(g), and it is the identity at g = 0."""
+    monkeypatch.setitem(GATE_ACTIVATIONS, "add_tanh", lambda y, g, slope: y + g.tanh())
+    monkeypatch.setitem(GATE_ACTIVATIONS, "relu", lambda y, g, slope: y * F.relu(g))
+    before_norm = dict(attention="gla", gate="headwise", norm_first=False)
+    make_config(**before_norm, gate_activation="add_tanh")
+    with pytest.raises(UserError, match="a norm behind it cancels"):
+        make_config(**before_norm, gate_activation="relu")
+    with pytest.raises(UserError, match="can make its denominator negative"):
+        make_config(attention="cosformer", gate="elementwise@key", gate_activation="add_tanh")
+    g = torch.linspace(-2, 2, 9)
+    for activation, value in (("add_tanh", g.tanh()), ("relu", g.relu())):
+        one = gate.Gate(make_config(gate_activation=activation), "elementwise", H, D)
+        assert torch.equal(one.value(g), value)
+        with torch.device("meta"):
+            assert one.is_factor == (activation == "relu")
 
 
 # -- the definitions ---------------------------------------------------------------------------------------------------
@@ -414,6 +435,47 @@ def test_the_last_layer_computes_labelled_tokens_only_and_loss_and_gradients_are
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-8)
     model(IDX, torch.full_like(targets, -100)).backward()  # a micro-step without any label
     assert all(p.grad is not None and not p.grad.any() for p in parameters)
+
+
+class TokenShift(MLP):
+    """An MLP that also sees the token before."""
+
+    def forward(self, x):
+        return super().forward(x + F.pad(x[:, :-1], (0, 0, 1, 0)))
+
+
+class Counting(MLP):
+    """An MLP with an auxiliary loss over all tokens that it meets."""
+
+    def forward(self, x):
+        self.auxiliary_loss = 0.1 * x.square().mean() + 0.001 * x.shape[1]
+        return super().forward(x)
+
+
+def loss_of_all(model, idx, targets):
+    """The loss where every token is computed, as on a GPU."""
+    logits = model(idx)
+    auxiliary = sum(getattr(module, "auxiliary_loss", 0.0) for module in model.modules())
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + auxiliary
+
+
+@pytest.mark.parametrize("mlp", [TokenShift, Counting, edits.Experts])
+def test_an_mlp_that_mixes_or_counts_tokens_is_given_all_of_them_unless_it_says_otherwise(mlp, monkeypatch):
+    """A class that says so though it is wrong has another loss, which the contract finds."""
+    wrong = type("Wrong", (mlp,), {"is_per_token": True})
+    targets = IDX.roll(-1, 1).masked_fill(IDX % 3 > 0, -100)
+    for cls in (mlp, wrong):
+        monkeypatch.setitem(MLPS, "mine", cls)
+        model = off_its_start(make_config(mlp="mine")).train()
+        expected = loss_of_all(model, IDX, targets)
+        is_close = dict(rtol=1e-6, atol=0)
+        if cls is wrong:
+            with pytest.raises(AssertionError):
+                torch.testing.assert_close(model(IDX, targets).double(), expected, **is_close)
+            continue
+        torch.testing.assert_close(model(IDX, targets).double(), expected, **is_close)
+        asked = targets != -100
+        torch.testing.assert_close(model.features(IDX, only=asked)[0][0], model.features(IDX)[0][asked], **CLOSE)
 
 
 @pytest.mark.parametrize("branch", ["embedding", "mixer", "mlp"])

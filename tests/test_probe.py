@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from small_models import off_its_start
+from small_models import off_its_start, seen_of
 
 from gate import Gate
 from model import MIXERS, GPTConfig
@@ -56,13 +56,13 @@ def test_the_meter_of_a_gate_of_one_value_and_one_value_off_is_enough_not_to_be_
         p.zero_()
     logits = gate.proj.bias if gate.static is None else gate.static
     logits.fill_(value)
-    meter = probe.gate_meter(gate, X)
+    meter = probe.gate_meter(gate, gate.logits(X))
     assert meter["mean"] == [pytest.approx(mean, abs=1e-4)] * heads and meter["collapsed"] == collapsed
     assert (meter["below_0.1"], meter["above_0.9"]) == tuple([share] * heads for share in shares)
     place = min(int(20 * mean), 20) - (mean == 1)  # the last bin holds what is above 1
     assert meter["histogram"] == [[float(i == place) for i in range(21)]] * heads
     logits[-1] = 1.0
-    assert probe.gate_meter(gate, X)["collapsed"] is None
+    assert probe.gate_meter(gate, gate.logits(X))["collapsed"] is None
 
 
 # -- token 0, by query -------------------------------------------------------------------------------------------------
@@ -71,7 +71,10 @@ def test_the_meter_of_a_gate_of_one_value_and_one_value_off_is_enough_not_to_be_
 def by_definition(mixer, x, stream, b, h, i):
     """What query i of row b gets from token 0 in head h: every part of the readout on its own, in loops."""
     p, heads = mixer.gated_projection(x), range(mixer.n_head)
-    weights, v = probe.weights_of(mixer, x)[b, :, i], p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1)
+    weights, v = (
+        probe.weights_of(seen_of(mixer, x))[b, :, i],
+        p.v[b].repeat_interleave(mixer.n_head // p.v.shape[2], dim=1),
+    )
     parts = torch.stack([torch.stack([weights[head, j] * v[j, head] for head in heads]) for j in range(T)])  # (T, H, D)
     readout, factor = parts.sum(0), mixer.config.branch_scale * torch.ones_like(v[0])
     if p.skip is not None:
@@ -115,7 +118,7 @@ def by_definition(mixer, x, stream, b, h, i):
 def test_what_a_query_gets_from_token_0_is_the_definition(keys):
     mixer = make_model(noise=0.3, **keys).double().blocks[0].mixer
     x, stream = X.double(), 3 * X.double().flip(0)
-    found = probe.query_meters(mixer, x, 1 / stream.norm(dim=-1, keepdim=True))
+    found = probe.query_meters(seen_of(mixer, x, stream))
     for b, h, i in ((0, 0, 1), (1, mixer.n_head - 1, 5), (2, 0, T - 1)):
         for name, value in by_definition(mixer, x, stream, b, h, i).items():
             torch.testing.assert_close(found[name][b, h, i], value, rtol=1e-8, atol=1e-12, msg=name)
@@ -131,7 +134,7 @@ def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
     assert probe.query_masks(tokens, {}) == {}
     x = X[:1].clone()
     x[:, 0] *= 0.1  # the value of token 0 is the smallest
-    sink, each = probe.sink_meter(mixer, {"x": x, "scale": x * 0 + 1}, masks), probe.query_meters(mixer, x, x * 0 + 1)
+    sink, each = probe.sink_meter(seen_of(mixer, x), masks), probe.query_meters(seen_of(mixer, x))
     gate, close = mixer.gates["readout"], functools.partial(pytest.approx, rel=1e-3)
     for name, own in (positions | {"all": range(1, T)}).items():
         kind = sink["kinds"].get(name, sink)
@@ -208,13 +211,16 @@ def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
     with torch._dynamo.config.patch(error_on_recompile=True):
         probe.training_meters(model, data_of(TOKENS, some=[1, 2, 3]), T, "float32")
         with interventions.pruned(model, 0.7):
-            pass
+            pruned = model(TOKENS)
+            probe.layer_meters(model, TOKENS, {}, "float32")
+            assert torch.equal(model(TOKENS), pruned)  # one inside the other leaves the other as it was
         assert torch.equal(compiled(TOKENS), before)
     with pytest.raises(ZeroDivisionError):
-        probe.probe(model, TOKENS, lambda block, seen: 1 / 0)
+        probe.probe(model, TOKENS, lambda seen: 1 / 0)
     assert model.training
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
+        assert not vars(module).keys() & {"read", "act", "forward"}
 
 
 def test_a_spike_is_five_deviations_above_the_last_hundred():

@@ -7,7 +7,7 @@ import edits
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import logits_of_pieces, off_its_start
+from small_models import logits_of_pieces, off_its_start, seen_of
 from test_edits import CLOSE
 from test_model import C, D, H, T, in_pieces, make_config, random_x
 
@@ -56,7 +56,7 @@ def test_softmax_layers_are_their_definitions_also_where_the_ring_turns(cls, key
     x = random_x(3 * T)
     weights, expected = definition(mixer, x)
     torch.testing.assert_close(mixer(x[:, :T]), expected[:, :T], **CLOSE)
-    torch.testing.assert_close(weights_of(mixer, x[:, :T]), weights[..., :T, :T], **CLOSE)
+    torch.testing.assert_close(weights_of(seen_of(mixer, x[:, :T])), weights[..., :T, :T], **CLOSE)
     for pieces in ((9, 20), (T + 3, 6), (T - 12,), (T - 3, 8), (2 * T + 3,), (T + 1, T)):
         torch.testing.assert_close(in_pieces(mixer, x, *pieces), expected, **CLOSE)
 

@@ -1,0 +1,151 @@
+"""Notes what the mixers and gates of a model compute as it runs, so that meters need not compute anything again.
+
+    with recording([block.mixer for block in model.blocks], all_gates(model)) as noted:
+        model(idx)
+    noted.projection, noted.calls             what the last mixer's `read` got, and every call of a gate
+
+Whatever an edit changes (what a gate is fed, where it stands, what a layer takes from another), the notes are of the
+pass itself. `probe` in probe.py makes a `Seen` of them behind every layer.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn as nn
+
+from gate import Gate
+from mixer import Mixer, Projection
+from ops.fast import at_least_float32
+
+
+class GateCall(NamedTuple):
+    """One call of a gate: output = act(y, g)."""
+
+    gate: Gate
+    y: torch.Tensor  # (B, T, heads, width), behind the norm where one kernel computes the norm and the gate
+    g: torch.Tensor  # (B, T, heads or 1, width or 1)
+    output: torch.Tensor  # (B, T, heads, width)
+
+    def value(self) -> torch.Tensor:
+        """The factor on y, or what was added to it, of g's shape."""
+        return self.gate.value(self.g)
+
+
+@dataclass
+class Notes:
+    """What was computed since the notes were last cleared; None or empty: it was not."""
+
+    mixer: Mixer | None = None
+    x: torch.Tensor | None = None  # (B, T, C), the input of the mixer
+    y: torch.Tensor | None = None  # (B, T, C), its output
+    projection: Projection | None = None  # what its `read` got
+    o: torch.Tensor | None = None  # what its `read` returned
+    readout: torch.Tensor | None = None  # (B, T, H D), what its out_proj got
+    calls: list[GateCall] = field(default_factory=list)  # in their order
+
+    def clear(self) -> None:
+        vars(self).update(vars(Notes()))
+
+
+class Seen(NamedTuple):
+    """What one layer computed in a pass. The fields that may be None are so if the layer's mixer has a `forward` of its
+    own that does not come by there."""
+
+    mixer: Mixer
+    x: torch.Tensor  # (B, T, C), the input of the mixer
+    y: torch.Tensor  # (B, T, C), what the block adds for the mixer
+    projection: Projection | None  # what the mixer's `read` got
+    o: torch.Tensor | None  # what it returned
+    readout: torch.Tensor | None  # (B, T, H D), what out_proj got
+    gates: dict[str, list[GateCall]]  # {name: its calls}, of all gates of the layer
+    stream: torch.Tensor  # (B, T, C), the input of the block
+    residual: torch.Tensor  # (B, T, C), its output
+    scale: torch.Tensor  # (B, T, 1 or C): |scale * part| is what a part of the mixer's output adds, over |stream|
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weight of each value in each readout is known."""
+        return self.mixer.explicit_weights is not None and self.projection is not None and self.readout is not None
+
+    def last_call(self, name: str) -> GateCall | None:
+        """Of the gate of this name, if there is one."""
+        return self.gates[name][-1] if name in self.gates else None
+
+
+def some_rows(value: Any, rows: slice) -> Any:
+    """A Seen, or a part of one, of these rows of the batch alone."""
+    if isinstance(value, torch.Tensor):
+        return value[rows] if len(value) > 1 else value
+    if isinstance(value, dict):
+        return {name: some_rows(part, rows) for name, part in value.items()}
+    if isinstance(value, list):
+        return [some_rows(part, rows) for part in value]
+    if isinstance(value, tuple):  # a Projection, a GateCall, a Seen
+        return type(value)(*(some_rows(part, rows) for part in value))
+    return value
+
+
+def all_gates(model: nn.Module) -> list[Gate]:
+    """Every gate, wherever it is in the model, each once."""
+    return [module for module in model.modules() if isinstance(module, Gate)]
+
+
+def names_of_gates(model: nn.Module, block: nn.Module) -> dict[Gate, str]:
+    """{gate: its name in a layer}: the position of a gate of the mixer, the path in the block of another, the path in
+    the model of one that is in no layer."""
+    names = {module: path for path, module in block.named_modules() if isinstance(module, Gate)}
+    names = {gate: path.removeprefix("mixer.gates.") for gate, path in names.items()}
+    elsewhere = {module: path for path, module in model.named_modules() if isinstance(module, Gate)}
+    return names | {gate: path for gate, path in elsewhere.items() if gate not in names}
+
+
+@contextlib.contextmanager
+def replaced(module: nn.Module, name: str, wrapper: Callable) -> Iterator[None]:
+    """Inside, module.name(...) is wrapper(the method that it was, ...)."""
+    own = vars(module).get(name)
+    setattr(module, name, functools.partial(wrapper, getattr(module, name)))
+    try:
+        yield
+    finally:
+        delattr(module, name)
+        if own is not None:  # what another one put there
+            setattr(module, name, own)
+
+
+@contextlib.contextmanager
+def recording(mixers: Iterable[Mixer], gates: Iterable[Gate]) -> Iterator[Notes]:
+    """Inside, the Notes get what the mixers and gates compute. Afterwards none of them has a trace of it."""
+    notes = Notes()
+
+    def of_mixer(mixer, args, output):
+        notes.mixer, notes.x, notes.y = mixer, args[0], output
+
+    def of_out_proj(out_proj, args):
+        notes.readout = args[0]
+
+    def of_read(read, projection, *args, **keys):
+        o = read(projection, *args, **keys)
+        notes.projection, notes.o = projection, o
+        return o
+
+    def of_gate(gate, act, y, g, norm=None):
+        output = act(y, g, norm)
+        if norm is not None:
+            y = norm(at_least_float32(y))
+        if g.dim() == 2:  # a static gate has no B and T
+            g = g.expand(*y.shape[:2], -1, -1)
+        notes.calls.append(GateCall(gate, y, g, output))
+        return output
+
+    with contextlib.ExitStack() as stack:
+        for mixer in mixers:
+            stack.enter_context(mixer.register_forward_hook(of_mixer))
+            stack.enter_context(mixer.out_proj.register_forward_pre_hook(of_out_proj))
+            stack.enter_context(replaced(mixer, "read", of_read))
+        for gate in gates:
+            stack.enter_context(replaced(gate, "act", functools.partial(of_gate, gate)))
+        yield notes
