@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from runs.files import is_of_memory, one_line, parse_json, read_regular, refuse_twice
-from runs.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
+from runs.rules import DataError, Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
 
 FIRST_TELLS = 60.0  # seconds in which torchrun's first process on a machine tells a mistake that all have
 
@@ -80,7 +80,9 @@ def report(error: BaseException) -> Any:
     text = escape(str(error).strip().partition("\n")[0][:300])
     if isinstance(error, SystemExit):
         return error.code or 0
-    if isinstance(error, UserError):
+    if isinstance(error, DataError) and (command := command_of_configs(sys.argv[1:])):
+        status, line = 2, f"error: {error.text}; {command}"
+    elif isinstance(error, UserError):
         status, line = 2, f"error: {error}"
     elif isinstance(error, KeyboardInterrupt):
         status, line = 130, "interrupted"
@@ -96,6 +98,25 @@ def report(error: BaseException) -> Any:
         time.sleep(FIRST_TELLS)
     print(line, file=sys.stderr)
     return status
+
+
+def command_of_configs(argv: list[str]) -> str:
+    """Says how the data are made that the config files of a command line train on, as the last of them that names data
+    tells in its docstring; nothing where it tells nothing, or where the command line names other data."""
+    if any(word.startswith(("--dataset=", "--config_override=")) for word in argv):
+        return ""
+    for path in reversed([word for word in argv if word.endswith(".py") and not word.startswith("-")]):
+        try:
+            text, names_data = read_regular(path, 1 << 20).decode(), "dataset" in read_config_file(path)
+            lines = (ast.get_docstring(ast.parse(text)) or "").splitlines()
+        except (UserError, SyntaxError, ValueError):
+            return ""
+        commands = [line.strip() for line in lines if line.strip().startswith("python data/")]
+        if commands:
+            return f"{escape(path)} is for the data of: {escape('; '.join(commands))}"
+        if names_data:
+            return ""
+    return ""
 
 
 WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}  # 64 bits, and float32: the values go into tensors

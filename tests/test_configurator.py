@@ -11,7 +11,7 @@ from conftest import ROOT, Helpers
 
 import configurator
 from configurator import UserError, build, key, load, read_config_file, read_words
-from runs.rules import Rule, wrong_field
+from runs.rules import DataError, Rule, wrong_field
 
 error_of = Helpers.error_of
 
@@ -292,3 +292,41 @@ def test_a_slip_is_told_before_torch_is_imported_and_all_scripts_share_their_set
             done = Helpers.script(*good, words, cwd=".")
             assert (done.stdout + done.stderr).decode().startswith(message), words
             assert done.returncode == (0 if words == "--help" else 2)
+
+
+# -- A data set that is not there, or does not fit -----------------------------------------------------------------------
+
+COMMAND = "python data/mqar/prepare.py --vocab_size=256"
+
+
+def told_of(words, monkeypatch, capsys, error):
+    """What a script prints that ends with this error."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    assert configurator.report(error) == 2
+    return capsys.readouterr().err
+
+
+def test_an_error_about_data_names_the_command_of_the_config_file(write, monkeypatch, capsys):
+    error = DataError("data/mqar: val has rows of 128 tokens", "run python data/mqar/prepare.py")
+    file = write("c.py", f'"""\nA run.\n\n    {COMMAND}\n    python train.py c.py\n"""\n\ndataset = "data/mqar"\n')
+    plain, larger = write("plain.py", 'dataset = "x"\n'), write("larger.py", "n_layer = 2\n")
+    expected = f"error: data/mqar: val has rows of 128 tokens; c.py is for the data of: {COMMAND}\n"
+    for words in ([file], [file, "--n_layer=3"], [plain, file, larger]):
+        assert told_of(words, monkeypatch, capsys, error) == expected
+    for words in ([], [file, plain], [file, "--dataset=x"], [file, "gone.py"]):  # then the way that is always there
+        assert told_of(words, monkeypatch, capsys, error) == f"error: {error}\n"
+    assert COMMAND not in told_of([file], monkeypatch, capsys, UserError("n_layer=0"))
+
+
+def test_data_that_are_missing_or_do_not_fit_a_run_are_such_an_error(mqar, text, tmp_path):
+    for data, keys in (
+        (tmp_path / "nowhere", {}), (mqar, {"block_size": 16}), (mqar, {"vocab_size": 8}), (text, {"block_size": 4096})
+    ):  # fmt: skip
+        with pytest.raises(DataError):
+            Helpers.train(data, tmp_path / "out", **keys)
+
+
+def test_a_run_of_the_mqar_config_without_its_data_names_the_command_with_its_keys(tmp_path):
+    """In a copy of nothing: the folder that the config names is not there."""
+    ended = Helpers.script(ROOT / "train.py", ROOT / "config" / "mqar.py", cwd=tmp_path)
+    assert ended.returncode == 2 and ended.stderr.decode().rstrip().endswith(f"is for the data of: {COMMAND}")

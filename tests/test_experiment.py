@@ -202,6 +202,15 @@ def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypat
     assert fixed == {tmp_path / "all"} and len(made) == 2
 
 
+def test_an_experiment_replaces_its_own_data_after_an_edit_and_nothing_else(tmp_path, helpers):
+    for vocab_size in (32, 64):
+        folder = runner.prepare(PLAIN, DATA | {"vocab_size": vocab_size}, 3, tmp_path)
+        assert open_dataset(folder).vocab_size == vocab_size
+    (tmp_path / "seed4").mkdir()
+    (tmp_path / "seed4" / "thesis.txt").write_text("mine")
+    assert "thesis.txt" in helpers.error_of(runner.prepare, PLAIN, DATA, 4, tmp_path)
+
+
 def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_path, started, capsys, helpers):
     mqar_prepare.main(helpers.words(out_dir=tmp_path / "other", **OTHER))
     out = tmp_path / "out"
