@@ -294,7 +294,7 @@ def test_a_slip_is_told_before_torch_is_imported_and_all_scripts_share_their_set
             assert done.returncode == (0 if words == "--help" else 2)
 
 
-# -- A data set that is not there, or does not fit -----------------------------------------------------------------------
+# -- A data set that is not there, or does not fit ---------------------------------------------------------------------
 
 COMMAND = "python data/mqar/prepare.py --vocab_size=256"
 

@@ -166,7 +166,7 @@ def run(command):
         configurator.load(prepare.Config, words, positional="name")
     elif script.startswith("data/"):
         out_dir = Path("prepared", script.split("/")[1])
-        run_script(script, [*words, f"--out_dir={out_dir}"])
+        run_script(script, [*words, f"--out_dir={out_dir}", "--overwrite=true"])
         assert json.loads((out_dir / "meta.json").read_text())["splits"].keys() == {"train", "val"}
     else:
         assert script in ("train.py", "evaluate.py", "sample.py", "meters.py", "export.py", "plot.py"), command
