@@ -26,6 +26,7 @@ import functools
 import json
 import operator
 import os
+import re
 import sys
 import time
 import traceback
@@ -61,11 +62,35 @@ def set_up() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
+# what a terminal obeys and does not show, but for line ends and tabs; the last two ranges turn the direction of a text
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def without_controls(text: str) -> str:
+    """The text with its control characters escaped, as errors have them."""
+    return CONTROLS.sub(lambda found: escape(found[0]), text)
+
+
+class Printed:
+    """A stream whose texts a terminal shows and does not obey: a name from somebody's file, or what a model has drawn,
+    moves no cursor and changes no colour."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(without_controls(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 def run(main):
     """Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
     machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback."""
     # a character that the terminal lacks is printed escaped; a file gets each line at once
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
+    sys.stdout = Printed(sys.stdout)
     try:
         main(sys.argv[1:])
         sys.stdout.flush()

@@ -251,6 +251,13 @@ def test_run_turns_an_error_into_one_line_and_a_status(capsys):
         assert printed.startswith(stderr) if stderr.startswith("Traceback") else printed == stderr
 
 
+def test_a_terminal_shows_what_is_printed_and_does_not_obey_it():
+    text = "a\x1b[2Jb\r\x00\x9b\u202ec\td\u200c 名🙂\n"
+    code = f"import configurator\nconfigurator.run(lambda argv: print({text!r}, end=''))"
+    ended = Helpers.script("-X", "utf8", "-c", code)
+    assert ended.stdout.decode() == r"a\x1b[2Jb\r\x00\x9b\u202ec" + "\td\u200c 名🙂\n"
+
+
 TORCH = """# a file that scripts import in place of torch
 import os
 text = b"1" * (64 << 20)
