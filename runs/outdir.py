@@ -143,7 +143,8 @@ class OutDir:
             self.board = SummaryWriter(self.path / "tensorboard", purge_step=first_step)
             for row in (row for row in self.kept if row["step"] >= first_step):
                 add_row(self.board, row)
-        for name in () if self.resumed else ("ckpt.pt", "best.pt", "meters.json", "page.png", "page.html", "maps.png"):
+        of_the_run_before = ("ckpt.pt", "best.pt", "meters.json", "page.png", "page.html", "maps.png", "curves.png")
+        for name in () if self.resumed else of_the_run_before:
             (self.path / name).unlink(missing_ok=True)  # it would be taken for this run's
         self._remove_shards()
         about |= {"command": sys.argv, "versions": versions(), **git_state()}

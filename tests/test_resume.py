@@ -302,7 +302,7 @@ def test_a_folder_of_somebody_elses_files_stays_as_it_is(keys, helpers):
 
 def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers):
     out = helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))
-    for name in ("meters.json", "page.png", "page.html", "maps.png"):  # of meters.py and plot.py
+    for name in ("meters.json", "page.png", "page.html", "maps.png", "curves.png"):  # of meters.py and plot.py
         (out / name).write_text("{}")
     before = contents(out)
     message = helpers.error_of(helpers.train, **keys("out"))
