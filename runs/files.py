@@ -241,7 +241,7 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
     While another process holds the lock, this waits for so many seconds, and then raises InUse, with that process and
     its machine. On a file system without such locks nobody is kept out.
     """
-    file, deadline = open(Path(folder) / "lock", "a+"), time.monotonic() + wait
+    file, deadline = open(Path(folder) / "lock", "a+", encoding="utf-8"), time.monotonic() + wait
     with contextlib.suppress(OSError):  # of a file system without locks
         while True:
             try:
@@ -278,7 +278,7 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
         inside = [file for file in folder.iterdir() if MARKER not in file.name]
         others = [file.name for file in inside if not os.path.isfile(file / MARKER)]
         if marker.is_file():
-            if (marked := marker.read_text(errors="replace").strip()[:40]) != kind:
+            if (marked := marker.read_text(encoding="utf-8", errors="replace").strip()[:40]) != kind:
                 raise UserError(f"{folder}: is the folder of another kind of output, {marked!r}; name another folder")
             return True
         if others and not overwrite:

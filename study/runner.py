@@ -269,7 +269,7 @@ def start_process(command, folder: Path, threads: int, gpu: str | None, processe
     if processes > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"  # seconds that torchrun leaves them to save in
-    with open(folder / "log.txt", "a") as log:
+    with open(folder / "log.txt", "a", encoding="utf-8") as log:
         return subprocess.Popen(
             [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
             stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
@@ -284,7 +284,7 @@ def check_end(folder: Path, status: int) -> list[dict]:
     metrics = read_jsonl(folder / "metrics.jsonl", ROW)
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or "eval" not in [row["event"] for row in metrics]:
-        lines = (folder / "log.txt").read_text().strip().splitlines()
+        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         # behind the error of the run other ranks may tell that they have lost it, and torchrun prints a report
         errors = sorted(filter(lambda line: line.startswith("error: "), lines), key=lambda line: "has lost the" in line)
         tail = [*errors, *lines[-1:], ""][0]

@@ -59,7 +59,7 @@ def copy(tmp_path_factory, mqar):
         shutil.copytree(ROOT / "results", "results", ignore=shutil.ignore_patterns("bench"))
         Path("notes").mkdir()
         for file in ("book.txt", "prompt.txt", "notes/a.md", "notes/b.md"):
-            Path(file).write_text("".join(LINES * 40))
+            Path(file).write_text("".join(LINES * 40), encoding="utf-8")
         # long enough for --lengths=1024, short enough to be evaluated in a moment
         texts = [LINES[i % 3] * 5 for i in range(6)]
         for name in ("pystdlib", "text", "gaterun", "wikitext103", "wikitext103-mini"):
