@@ -206,7 +206,8 @@ def _check(config_class, values, source=""):
             raise UserError(f"{prefix}unknown key {show(name)}{hint}")
         checked[name] = _read(value, rules[name])
         if words := wrong_field(checked[name], rules[name], prefix + name):
-            raise UserError(words)
+            is_text = isinstance(checked[name], str) and rules[name].kind in (int, float)
+            raise UserError(words + " (digits, + - * /)" * is_text)
     return checked
 
 
@@ -362,8 +363,9 @@ def _evaluate(node, names):
                 near = did_you_mean(name, [*names, "True", "False", "None"])
                 raise ValueError(f"{show(name)} is not assigned above{near}; a string is written in quotes")
             return names[name]
-        case ast.UnaryOp(op=ast.USub()):
-            return _evaluate(ast.BinOp(ast.Constant(-1), ast.Mult(), node.operand), names)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+            sign = -1 if isinstance(node.op, ast.USub) else 1
+            return _evaluate(ast.BinOp(ast.Constant(sign), ast.Mult(), node.operand), names)
         case ast.BinOp() if type(node.op) in ARITHMETIC:
             left, right = _evaluate(node.left, names), _evaluate(node.right, names)
             if not {type(left), type(right)} <= {int, float}:

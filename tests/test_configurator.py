@@ -84,7 +84,7 @@ def test_a_rule_lets_through_what_it_allows_and_says_what_else_is_wrong():
 
 
 READ = {  # {key: [(text on the command line, the value)]}
-    "n_layer": [("6", 6), (" 7 ", 7), ("5*8", 40), ("1e3", 1000)],
+    "n_layer": [("6", 6), (" 7 ", 7), ("5*8", 40), ("1e3", 1000), ("+1", 1)],
     "batch_size": [("4.0", 4)], "learning_rate": [("1", 1.0), ("3e-4", 3e-4)],
     "grad_clip": [("None", None), ("none", None), ("null", None), ("2", 2.0)],
     "gated": [("true", True), ("True", True), ("1", True), ("false", False), ("False", False), ("0", False)],
@@ -105,11 +105,16 @@ def test_a_value_is_read_by_the_type_of_its_key(name):
     assert load(Config, ["--gated"]).gated
 
 
+DIGITS = " (digits, + - * /)"
 WRONG = [  # (key, what is allowed, {text: how the message shows the value})
     ("batch_size", "a whole number of at least 1 and at most 1000000", {"0": 0, "1000001": 1000001}),
-    ("n_layer", "a whole number of at least 1", {"0": 0, "1.5": 1.5, "": "''", "inf": "'inf'", "1e19": 10**19}),
+    ("n_layer", "a whole number of at least 1", {"0": 0, "1.5": 1.5}),
+    ("n_layer", f"a whole number of at least 1{DIGITS}", {"": "''", "inf": "'inf'", "2**64": "'2**64'", "9k": "'9k'"}),
+    ("n_layer", "a whole number of at least 1 and at most 9223372036854775807", {"1e19": 10**19, str(2**63): 2**63}),
     ("dropout", "a number of at least 0 and below 1", {"1": 1.0, "-1": -1.0, "none": None}),
-    ("learning_rate", "a number above 0", {"0": 0.0, "nan": "'nan'", "True": True, "1e999": math.inf}),
+    ("learning_rate", "a number above 0", {"0": 0.0, "True": True}),
+    ("learning_rate", f"a number above 0{DIGITS}", {"nan": "'nan'"}),
+    ("learning_rate", "a number above 0 and at most 3.4028234663852886e+38", {"1e999": math.inf, "1e39": 1e39}),
     ("grad_clip", "a number above 0, or None", {"-1": -1.0}),
     ("gated", "true or false", {"maybe": "'maybe'", "2": 2, "[]": []}),
     ("device", "one of auto, cpu, cuda, mps (did you mean 'cuda'?)", {"gpu": "'gpu'", "CUDA": "'CUDA'"}),
