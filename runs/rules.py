@@ -84,7 +84,7 @@ class Rule:
         return text + ", or None" * self.optional
 
 
-def breaks(value: object, name: str, limit: float) -> bool:
+def breaks(value: Any, name: str, limit: float) -> bool:
     """Whether the value is a number beyond the limit, one of LIMITS."""
     return type(value) in (int, float) and not LIMITS[name](value, limit)
 

@@ -248,6 +248,13 @@ def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_
 # -- Mistakes, and runs that fail --------------------------------------------------------------------------------------
 
 GAIN, OF_X = {"contrast": "none", "above": 0}, {"of": ["scores", "x", "loss"]}
+
+
+def of(path):
+    """The keys of an experiment with a claim about this path."""
+    return {"claims": {"helps": GAIN | {"of": path}}}
+
+
 CHOOSING = dict(selection_seeds=[5], learning_rates=[1.0])
 NO_FILE = ["../../evil", "/abs", "", ".a", "x" * 300, "a\nb", "\ud800"]
 WRONG = [
@@ -268,6 +275,15 @@ WRONG = [
     (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in=3: is more than the seeds of its arms"),
     (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
     (dict(claims={"helps": GAIN | {"of": ["slices", "64/4"]}}), "claims: helps: of=['slices', '64/4']: must be names"),
+    (of(["meters", "snik"]), "or as ['lost', 0.9] (meters has no 'snik' (did you mean 'sink'?))"),
+    (of(["meters", "kinds", "other", "shair"]), "(other has no 'shair' (did you mean 'share'?))"),
+    (of(["log", "meters", "max_activatoin"]), "has no 'max_activatoin' (did you mean 'max_activation'?))"),
+    (of(["meters", "sink", "share"]), "('sink' is a number, and has no 'share')"),
+    (of(["loss"]), "(loss is no number; it has near, far, repeated, elsewhere, far_minus_near, "),
+    (of(["meters", "kinds"]), "(kinds is no number; it has names of its own)"),
+    (of(["loss", "far_minus_naer"]), "(loss has no 'far_minus_naer' (did you mean 'far_minus_near'?))"),
+    (of(["acuracy"]), "(a row has no 'acuracy' (did you mean 'accuracy'?))"),
+    (of(["scores", "x", "acuracy"]) | dict(scores={"x": {}}), "(x has no 'acuracy' (did you mean 'accuracy'?))"),
     (dict(claims={"helps": GAIN | {"of": ["log", *OF_X["of"]]}}), "helps: of='x': the experiment has no"),
     (dict(claims={"helps": GAIN | OF_X}, scores={"x": {}}, scores_of={"x": ["elementwise"]}), "of='x': the experiment"),
     (dict(claims={"helps": GAIN | {"above": 99, "of": ["log_steps", 0.9]}}), "99: of=['log_steps', 0.9] is"),
