@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from runs.files import is_of_memory, one_line, parse_json, read_regular, refuse_twice
-from runs.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
+from runs.rules import DataError, Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
 from runs.streams import end_at_once_by, open_streams
 
 FIRST_TELLS = 60.0  # seconds in which torchrun's first process on a machine tells a mistake that all have
@@ -91,7 +91,9 @@ def report(error: BaseException) -> Any:
     text = escape(str(error).strip().partition("\n")[0][:300])
     if isinstance(error, SystemExit):
         return error.code or 0
-    if isinstance(error, UserError):
+    if isinstance(error, DataError) and (command := command_of_configs(sys.argv[1:])):
+        status, line = 2, f"error: {error.text}; {command}"
+    elif isinstance(error, UserError):
         status, line = 2, f"error: {error}"
     elif isinstance(error, KeyboardInterrupt):
         status, line = 130, "interrupted"
@@ -107,6 +109,25 @@ def report(error: BaseException) -> Any:
         time.sleep(FIRST_TELLS)
     print(line, file=sys.stderr)
     return status
+
+
+def command_of_configs(argv: list[str]) -> str:
+    """Says how the data are made that the config files of a command line train on, as the last of them that names data
+    tells in its docstring; nothing where it tells nothing, or where the command line names other data."""
+    if any(word.startswith(("--dataset=", "--config_override=")) for word in argv):
+        return ""
+    for path in reversed([word for word in argv if word.endswith(".py") and not word.startswith("-")]):
+        try:
+            text, names_data = read_regular(path, 1 << 20).decode(), "dataset" in read_config_file(path)
+            lines = (ast.get_docstring(ast.parse(text)) or "").splitlines()
+        except (UserError, SyntaxError, ValueError):
+            return ""
+        commands = [line.strip() for line in lines if line.strip().startswith("python data/")]
+        if commands:
+            return f"{escape(path)} is for the data of: {escape('; '.join(commands))}"
+        if names_data:
+            return ""
+    return ""
 
 
 WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}  # 64 bits, and float32: the values go into tensors
@@ -171,7 +192,8 @@ def _check(config_class, values, source=""):
             raise UserError(f"{prefix}unknown key {show(name)}{hint}")
         checked[name] = _read(value, rules[name])
         if words := wrong_field(checked[name], rules[name], prefix + name):
-            raise UserError(words)
+            is_text = isinstance(checked[name], str) and rules[name].kind in (int, float)
+            raise UserError(words + " (digits, + - * /)" * is_text)
     return checked
 
 
@@ -327,8 +349,9 @@ def _evaluate(node, names):
                 near = did_you_mean(name, [*names, "True", "False", "None"])
                 raise ValueError(f"{show(name)} is not assigned above{near}; a string is written in quotes")
             return names[name]
-        case ast.UnaryOp(op=ast.USub()):
-            return _evaluate(ast.BinOp(ast.Constant(-1), ast.Mult(), node.operand), names)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+            sign = -1 if isinstance(node.op, ast.USub) else 1
+            return _evaluate(ast.BinOp(ast.Constant(sign), ast.Mult(), node.operand), names)
         case ast.BinOp() if type(node.op) in ARITHMETIC:
             left, right = _evaluate(node.left, names), _evaluate(node.right, names)
             if not {type(left), type(right)} <= {int, float}:

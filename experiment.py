@@ -145,7 +145,8 @@ class ExperimentConfig:
         names = [part for part in path if type(part) is str]
         in_row = path[path[:1] == ["log"] :]
         is_of_curve = len(path) == 2 and names == path[:1] and type(path[1]) in (int, float)
-        is_of_row = names == path and in_row[:1] and in_row[0] in {name.rstrip("?") for name in ROW}
+        wrong = wrong_path(in_row) if names == path else None
+        is_of_row = names == path and in_row and wrong is None
         is_path = is_of_curve if curves.METRICS.keys() & names[:1] else is_of_row
         refuse({
             f"{label}: must have above, other_than or within": not {*numbers} & given,
@@ -153,7 +154,8 @@ class ExperimentConfig:
             f"{label}: a count (in) has above, and no sides, within or family: it is no test": (
                 "in" in given and ("above" not in given or {"sides", "within", "family"} & given)
             ),
-            f"{label}: of={show(path)}: must be names that lead to a number in a row, or as ['lost', 0.9]": not is_path,
+            f"{label}: of={show(path)}: must be names that lead to a number in a row, or as ['lost', 0.9]"
+            + f" ({wrong})" * bool(wrong): not is_path,
             f"{label}: in={claim.get('in')}: is more than the seeds of its arms": claim.get("in", 0) > n_seeds,
         })  # fmt: skip
         if path[0] in ("log", "log_steps") and (far := [claim[n] for n in numbers if abs(claim.get(n, 0)) > 50]):
@@ -184,7 +186,7 @@ from study import claims, curves, report, sinks
 from study.arms import NAMES, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page
 from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
-from study.rows import ROW, read_rows, script_of
+from study.rows import read_rows, script_of, wrong_path
 from study.runner import gpus_of, jobs_of, lock, run_all
 from train import TrainConfig
 

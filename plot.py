@@ -1,7 +1,7 @@
 """Draws figures from the files of runs and experiments, and from nothing else:
 
     python plot.py out               a run: out/page.png, from metrics.jsonl, meters.json (meters.py), or both
-    python plot.py out/a out/b       several runs: their losses in out/curves.png, then the page of each
+    python plot.py out/a out/b       several runs: their losses in out/a/curves.png, then the page of each
     python plot.py results/recall    an experiment: each figure that its rows have the numbers for
                                      (experiment.py CONFIG --run=false adds those of its claims, and report.html)
     python plot.py results           all experiments: the claims of each in its claims.png, and one table of them all
@@ -85,7 +85,7 @@ def draw(folder: Path) -> list:
 
 
 def curves(folders: list[Path]) -> Path:
-    """Draws the losses of runs in curves.png, beside the first one's folder, and returns its path. Raises UserError."""
+    """Draws the losses of runs in curves.png, in the first one's folder, and returns its path. Raises UserError."""
     figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     late, data = [], set()  # the losses behind the first twentieth of each run, which the axis is for
     for folder, colour in zip(folders, itertools.cycle([*COLOURS, *SPARE_COLOURS]), strict=False):
@@ -108,7 +108,7 @@ def curves(folders: list[Path]) -> Path:
     for axes in (by_step, by_time):
         dress(axes)
     legend_of(figure)
-    return write(figure, folders[0].parent / "curves.png")
+    return write(figure, folders[0] / "curves.png")  # beside it, in out/, the default run would find a foreign file
 
 
 def losses(metrics: list[dict]) -> tuple[list, list]:

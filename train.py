@@ -52,6 +52,7 @@ from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import bad_weight, first_bad_tensor, first_rows, is_spike, training_meters
 from runs.resume import optimizer_state, restore, scale_new, take_weights, where_to_start
+from runs.rules import DataError
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
 
@@ -84,14 +85,14 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
         check_same_weights(processes, config.init_from)
         check_vocabulary(math.inf, source, dataset)
     if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
-        raise UserError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
+        raise DataError(f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on")
     dataset.examples_per_epoch("train", config.block_size)  # raises for wrong data before any work is done
     is_row = dataset.kind == "examples" or dataset.mask_documents
     dataset.examples_per_epoch("val", config.block_size if is_row else 1)
     config = copy.copy(config)
     config.vocab_size = config.vocab_size or dataset.vocab_size
     if config.vocab_size < dataset.vocab_size:
-        raise UserError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
+        raise DataError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
     processes.on_main(memory.check_training, config, dataset, processes)
     with contextlib.ExitStack() as held, OutDir(config, processes, resumed) as out, ThreadPoolExecutor(1) as reader:
         train(config, processes, dataset, out, reader, held, resumed, source, notes)

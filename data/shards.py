@@ -28,7 +28,7 @@ from configurator import UserError
 from data import drawn
 from ops import IGNORE
 from runs.files import find_data, how_to_prepare, parts_of_mixture, read_json, sha256_of_file
-from runs.rules import show, wrong_field
+from runs.rules import DataError, show, wrong_field
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all
@@ -93,7 +93,7 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
                     raise UserError(f"{folder / entry['file']}: must rise from 0 to {n}")
         return Dataset(folder, meta, shards, documents if mask_documents else {})
     except UserError as error:
-        raise UserError(f"{error}; {how_to_prepare(folder)}") from None
+        raise DataError(str(error), how_to_prepare(folder)) from None
 
 
 def read_meta(folder: Path) -> dict:
@@ -200,7 +200,7 @@ class Dataset:
             return sys.maxsize
         length = self._starts[split][-1]
         if self._is_running_text and length <= block_size:
-            raise UserError(f"{self.folder}: {split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}")
+            raise DataError(f"{self.folder}: {split} has {length} tokens, fewer than block_size + 1 = {block_size + 1}")
         return (length - 1) // block_size if self._is_running_text else len(self._places(split, block_size, block_size))
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
@@ -321,7 +321,7 @@ class Dataset:
             shards = self._facts(split)["shards"]
             n = block_size if self.kind == "stream" else max(shard["seq_len"] for shard in shards)
         if n > block_size:
-            raise UserError(f"{self.folder}: {split} has rows of {n} tokens; block_size={block_size} is too small")
+            raise DataError(f"{self.folder}: {split} has rows of {n} tokens; block_size={block_size} is too small")
         return n
 
     def _find_places(self, split, block_size, stride):
@@ -333,7 +333,7 @@ class Dataset:
         targets = np.diff(documents) - 1
         counts = np.where(targets > 0, 1 + np.maximum(0, -(-(targets - block_size) // stride)), 0)
         if not counts.any():
-            raise UserError(f"{self.folder}: no text of {split} has two tokens, so there is nothing to predict")
+            raise DataError(f"{self.folder}: no text of {split} has two tokens, so there is nothing to predict")
         firsts = np.repeat(documents[:-1], counts)
         return firsts + stride * (np.arange(len(firsts)) - np.repeat(counts.cumsum() - counts, counts))
 

@@ -18,7 +18,8 @@ from configurator import UserError, key
 from data.shards import FORMAT, SHARD_NAME, dtype_of, files_of, read_meta
 from data.tokenizer import TOKENIZER_FILE
 from runs import files
-from runs.files import DATA
+from runs.files import DATA, read_json
+from runs.rules import show
 
 
 @dataclasses.dataclass
@@ -26,13 +27,13 @@ class Output:
     """The keys of every prepare script."""
 
     out_dir: str | None = key(None, "where to write; None: beside this script")
-    overwrite: bool = key(False, "write to a folder that holds something else, too")
+    overwrite: bool = key(False, "write to a folder that holds another data set, or something else, too")
 
 
 def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, dict]:
     """Marks the folder as a data set. Returns its Path, and how a script, the generator, makes the data, for meta.json:
-    parameters are the keys that decide which data it makes, and `more`. UserError where the folder holds something
-    else, unless overwrite. That of a script under data/ needs no mark."""
+    parameters are the keys that decide which data it makes, and `more`. UserError where the folder holds another data
+    set or something else, unless overwrite. That of a script under data/ needs no mark."""
     out_dir = Path(config.out_dir) if config.out_dir else (DATA.parent / generator).parent
     is_scripts = out_dir.resolve().parent == DATA and os.path.isfile(out_dir / "prepare.py")
     if is_scripts or os.path.isfile(out_dir / files.MARKER):  # or claim refuses it
@@ -41,6 +42,8 @@ def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, d
     keys, others = dataclasses.asdict(config), ("from_dir", "from_file", "out_dir", "overwrite", "processes")
     parameters = {name: value for name, value in keys.items() if name not in others} | more
     about = dict(generator=generator, generator_version=version, parameters=parameters, seed=keys.get("seed", 0))
+    if not config.overwrite:
+        refuse_another(out_dir, about)
     return out_dir, about
 
 
@@ -74,6 +77,36 @@ def check_files(folder: Path, overwrite: bool) -> None:
             f"{folder}: {strangers[0]} is no file of the data set there, and may be replaced; move it away, or add "
             "--overwrite=true"
         )
+
+
+def refuse_another(out_dir: Path, about: dict) -> None:
+    """Raises UserError, which names what differs, where the folder holds a data set that was made in another way."""
+    try:
+        there = made_by(read_json(out_dir / "meta.json"))
+    except (UserError, KeyError, TypeError, AttributeError):  # there is no data set, or one that must be made again
+        return
+    now = made_by(json.loads(json.dumps(about)))  # as meta.json would give it back
+    names = [name for name in now | there if there.get(name) != now.get(name)]
+    if names:
+        different = [f"{name}={show(there.get(name))} there, {show(now.get(name))} now" for name in names[:3]]
+        raise UserError(
+            f"{out_dir}: holds another data set ({'; '.join(different)}); name another --out_dir, or add "
+            "--overwrite=true, which replaces it"
+        )
+
+
+def made_by(meta: dict) -> dict:
+    """What decides which data a script makes, as a meta.json has it: the script, its version and its parameters. One
+    that is a dict, as that of the texts of WikiText-103, is taken apart: text.train.sha256."""
+    made = {name: meta[name] for name in ("generator", "generator_version")}
+    waiting = list(meta["parameters"].items())
+    while waiting:
+        name, value = waiting.pop(0)
+        if isinstance(value, dict):
+            waiting = [(f"{name}.{inner}", part) for inner, part in value.items()] + waiting
+        else:
+            made[name] = value
+    return made
 
 
 def fitting(sizes: dict, room: float) -> list:

@@ -109,6 +109,7 @@ def with_usual_names(content: Any, file: Path, family: str) -> dict[str, torch.T
     for name, tensor in content.items():
         for other, usual in SPELLINGS.items():
             name = name.replace(other, usual, 1)
+        name = name.removeprefix("module.")  # of DistributedDataParallel
         tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
     return tensors
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from runs.rules import UserError, show, wrong_field
+from runs.rules import DataError, UserError, show, wrong_field
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 # of a run; of export.py or a hub; of a hub with several files, or with a pickle, which is refused with a reason
@@ -47,7 +47,7 @@ def find_data(name: Path | str | None) -> None:
     """Raises UserError, which names the script to run, where a folder that is named holds no data set."""
     for folder in parts_of_mixture(name) if name else ():
         if not os.path.exists(file := Path(folder) / "meta.json"):
-            raise UserError(f"{file}: no such file; {how_to_prepare(folder)}")
+            raise DataError(f"{file}: no such file", how_to_prepare(folder))
 
 
 def parts_of_mixture(name: Path | str) -> dict[str, int]:

@@ -23,7 +23,7 @@ from runs.parallel import shards_of
 def ram_available() -> int:
     """Bytes of RAM that are left on this machine; where the system does not say, all of its RAM."""
     meminfo = Path("/proc/meminfo")
-    if meminfo.is_file() and (line := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text())):
+    if meminfo.is_file() and (line := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text(encoding="utf-8"))):
         return 1024 * int(line[1])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -41,7 +41,13 @@ MODEL = ("model.py", "mixers.py", "mixer.py", "gate.py", "keys.py")
 RESULT_FILES = (*MODEL, *OPS, "train.py", "optim.py", "evaluate.py", "data/shards.py", "data/drawn.py")
 RESULT_FILES += ("runs/probe.py", "study/interventions.py")  # meters, and scores of changed models
 # what meters.py and plot.py write of a run: {name: its kind in files.OUTPUTS}
-OF_OTHER_SCRIPTS = {"meters.json": "meters", "page.png": "figure", "maps.png": "figure", "page.html": "page of a text"}
+OF_OTHER_SCRIPTS = {
+    "meters.json": "meters",
+    "page.png": "figure",
+    "maps.png": "figure",
+    "curves.png": "figure",
+    "page.html": "page of a text",
+}
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 

@@ -63,7 +63,7 @@ def go_on(given: dict, file: Path) -> tuple:
     resumed, about = checkpoints.load(file, mapped=True, parts=()) | {"written": written}, file.with_name("config.json")
     if missing := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights")
-    if os.path.isfile(about) and resumed["run_id"] not in about.read_text(errors="replace"):
+    if os.path.isfile(about) and resumed["run_id"] not in about.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"{file}: not of the run that {about} describes; put its own one back")
     before = dataclasses.asdict(configurator.build(TrainConfig, resumed["config"], source=str(file)))
     before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}

@@ -36,6 +36,15 @@ class UserError(ValueError):
         super().__init__(text if len(text) <= 900 else f"{text[:450]} ... {text[-400:]}")
 
 
+class DataError(UserError):
+    """A UserError about a data set that is not there or does not fit the run. advice: what to do about it, in place of
+    which configurator.report names the command of a config file, where that has one."""
+
+    def __init__(self, text, advice=""):
+        super().__init__(f"{text}; {advice}" if advice else text)
+        self.text = escape(text)
+
+
 @dataclasses.dataclass
 class Rule:
     """A type with its limits. `items` is the rule of a list's items."""
@@ -66,12 +75,18 @@ class Rule:
             hint = "" if value is None else did_you_mean(value, self.choices)
             text = f"one of {', '.join(map(str, self.choices))}{hint}"
         else:
-            # the limits of 64 bits, or of float32, go without saying
-            limits = [(name, x) for name in LIMITS if (x := getattr(self, name)) is not None and abs(x) < 1 << 50]
+            limits = [(name, x) for name in LIMITS if (x := getattr(self, name)) is not None]
+            # the limits of 64 bits, or of float32, go without saying, but for the one that the value breaks
+            limits = [(name, x) for name, x in limits if abs(x) < 1 << 50 or breaks(value, name, x)]
             said = " and ".join(f"{name.replace('_', ' ')} {x}" for name, x in limits)
             of = " of" * (said[:2] == "at") if self.kind in (int, float) else " of length"
             text = KINDS[self.kind] + f"{of} {said}" * (said != "" and self.kind is not bool)
         return text + ", or None" * self.optional
+
+
+def breaks(value: Any, name: str, limit: float) -> bool:
+    """Whether the value is a number beyond the limit, one of LIMITS."""
+    return type(value) in (int, float) and not LIMITS[name](value, limit)
 
 
 def wrong_field(value: Any, rule: Any, name: str = "") -> str | None:

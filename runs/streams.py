@@ -12,11 +12,31 @@ import contextlib
 import errno
 import io
 import os
+import re
 import signal
 import sys
 from typing import Any
 
+from runs.rules import escape
+
 READER_IS_GONE = 141  # 128 + SIGPIPE, the status that a shell reports for other programs. Python ignores the signal
+
+
+# what a terminal obeys and does not show, but for line ends and tabs; the last two ranges turn the direction of a text
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def without_controls(text: str) -> str:
+    """The text with its control characters escaped, as errors have them."""
+    return CONTROLS.sub(lambda found: escape(found[0]), text)
+
+
+class Printed(io.TextIOWrapper):
+    """Standard output, whose texts a terminal shows and does not obey: a name from somebody's file, or what a model has
+    drawn, moves no cursor and changes no colour."""
+
+    def write(self, text: str) -> int:
+        return super().write(without_controls(text))
 
 
 class Stream(io.FileIO):
@@ -53,9 +73,9 @@ def open_streams(needs_stdout: bool = True) -> None:
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")
     if sys.stdout is sys.__stdout__:  # else somebody catches what is printed, as pytest does, or it is done already
-        sys.stdout = on_stream(sys.stdout, 1)
+        sys.stdout = on_stream(sys.stdout, 1, Printed)
     if sys.stderr is sys.__stderr__:
-        sys.stderr = on_stream(sys.stderr, 2)
+        sys.stderr = on_stream(sys.stderr, 2, io.TextIOWrapper)
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(raw, Stream):
         raw.is_needed = needs_stdout
@@ -69,8 +89,8 @@ def is_open(number: int) -> bool:
     return True
 
 
-def on_stream(before: Any, number: int) -> Any:
-    """A text stream like the one before, that stands on a Stream. before: None for one that was closed."""
+def on_stream(before: Any, number: int, kind: type) -> Any:
+    """A text stream of this kind like the one before, that stands on a Stream. before: None for one that was closed."""
     if before is None:
         # not `number`: a library may have opened a file under it by now
         number = os.open(os.devnull, os.O_WRONLY)
@@ -80,7 +100,7 @@ def on_stream(before: Any, number: int) -> Any:
         encoding = before.encoding
     buffer = io.BufferedWriter(Stream(number, "w", closefd=False))
     # a character that the terminal lacks is printed escaped; a file gets each line at once
-    return io.TextIOWrapper(buffer, encoding=encoding, errors="backslashreplace", line_buffering=True)
+    return kind(buffer, encoding=encoding, errors="backslashreplace", line_buffering=True)
 
 
 def tell(line: str) -> None:

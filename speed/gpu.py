@@ -39,7 +39,7 @@ PARTS = {  # of a run, and where train.py finds the function. The first six make
 
 
 def bench_gpu(config: BenchConfig, report: Report) -> None:
-    is_gpu, text = config.device == "cuda", (outdir.ROOT / "docs/gpu.md").read_text()
+    is_gpu, text = config.device == "cuda", (outdir.ROOT / "docs/gpu.md").read_text(encoding="utf-8")
     expected = {row: about for row, *about in re.findall(r"^\| `(.+?)` \| (.*?) \| (.*?) \| (.*?) \|", text, re.M)}
     runs: dict = {"train.py": [(1,)], "compiled / plain": [(1, "--compile=true"), (1,)]}
     runs |= {f"{n} processes / 1": [(n,), (1,)] for n in (2, 8)}
@@ -81,7 +81,9 @@ def speed_of(words: list[str], folder: str, n: int, *more: str) -> float:
     with tempfile.TemporaryDirectory(dir=folder) as out:
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={n}", f"{outdir.ROOT}/train.py"]
         words = [*words, *more, f"--out_dir={out}", f"--gradient_accumulation_steps={n}"]
-        ended = subprocess.run([sys.executable, *launch, *words], capture_output=True, text=True)
+        ended = subprocess.run(
+            [sys.executable, *launch, *words], capture_output=True, encoding="utf-8", errors="replace"
+        )
         if ended.returncode:
             raise configurator.UserError(re.search(r"[^\n]*error[^\n]*|$", ended.stderr, re.I)[0])
         return max(row.get("tokens_per_second", 0.0) for row in files.read_jsonl(f"{out}/metrics.jsonl")) / n

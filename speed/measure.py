@@ -99,7 +99,7 @@ def peak_bytes(config: BenchConfig, name: str, batch: tuple, keys: dict) -> int:
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # not ru_maxrss, which on Linux a new process inherits from the one that started it
-    return 1024 * int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
+    return 1024 * int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))[1])
 
 
 def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:

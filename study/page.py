@@ -5,7 +5,9 @@ print(Table("End accuracy", ["arm", "seed 0", "mean"], [["none", "25.1%", "25.1%
 
 import base64
 import dataclasses
+import hashlib
 import html
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,12 +44,27 @@ def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
             kind = "table" if isinstance(part, Table) else "text"
             body.append(f'<pre class="{kind}">{html.escape(str(part))}</pre>')
     title = html.escape(path.parent.resolve().name)
-    write_text(path, PAGE.format(title=title, body="\n".join(body)))
+    policy = policy_of(PAGE.format(title="", body="", policy=""))
+    write_text(path, PAGE.format(title=title, body="\n".join(body), policy=policy))
     return path
 
 
+def policy_of(template: str) -> str:
+    """The content security policy of a page: the styles and scripts of its template, by their sha256, and the images
+    that it holds. A browser loads nothing else, and runs nothing else that a name or a text might have brought in."""
+    allowed = {}
+    for kind in ("style", "script"):
+        texts = re.findall(f"<{kind}>(.*?)</{kind}>", template, re.S)
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        allowed[kind] = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    own = f"style-src {allowed['style']}; script-src {allowed['script']}; img-src data:"
+    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
+
+
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
 img {{ max-width: 100%; display: block; margin: 1rem 0 }}

@@ -255,10 +255,12 @@ def prepare(config, keys: dict, seed: int, place: Path) -> Path:
             # data that other experiments share by a link are read, and not made anew
             files.check_inside(place.parent, folders=[place.name])
             files.check_inside(place, folders=[folder.name])
+            # a data set in this folder is the experiment's own: one from before an edit of its config is replaced
             files.claim(folder, "data set")
             (folder / "prepared.json").unlink(missing_ok=True)
+            given = keys | {"out_dir": str(folder), "overwrite": True}
             with contextlib.redirect_stdout(io.StringIO()):
-                script.main([f"--config_override={json.dumps(keys | {'out_dir': str(folder)})}"])
+                script.main([f"--config_override={json.dumps(given)}"])
             write_text(folder / "prepared.json", json.dumps({"prepare": config.prepare, "keys": keys}))
     return folder
 
@@ -296,7 +298,7 @@ def check_end(folder: Path, status: int) -> list[dict]:
     metrics = read_jsonl(folder / "metrics.jsonl", ROW)
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or "eval" not in [row["event"] for row in metrics]:
-        lines = (folder / "log.txt").read_text().strip().splitlines()
+        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         # behind the error of the run other ranks may tell that they have lost it, and torchrun prints a report
         errors = sorted(filter(lambda line: line.startswith("error: "), lines), key=lambda line: "has lost the" in line)
         tail = [*errors, *lines[-1:], ""][0]

@@ -23,6 +23,7 @@ from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.files import check_output, read_json, write_text
 from runs.hardware import Processes
 from runs.recorder import Seen
+from study.page import policy_of
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 MOST_BYTES, MOST_TOKENS = 2_900_000, 256
@@ -56,7 +57,8 @@ def write_page(path: Path, text: str | None = None) -> Path:
     words = map(str, ids)
     if tokenizer is not None:  # bytes that are no whole character are shown as \xe4
         words = (tokenizer.decode_bytes([i]).decode(errors="backslashreplace") or "<s>" for i in ids)
-    template = TEMPLATE.read_text()
+    template = TEMPLATE.read_text(encoding="utf-8")
+    template = template.replace("{POLICY}", policy_of(template))
     about = {name: value for name, value in meters.items() if name not in ("maps", "pruning")}  # are not shown
     room = MOST_BYTES - len(template) - len(json.dumps(about))
     heads, n = sum(block.mixer.n_head for block in model.blocks), MOST_TOKENS

@@ -39,7 +39,7 @@ def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value
     assert cells_of(*claims.judge_claims(config, few))[0] == "not run"
     some = config_of(asked, 3, seeds_of={"gated": [0, 1]})
     assert claims.judge_claims(some, few)[0]["verdict"] == "failed"  # no other seed is to be run
-    asked["most"]["of"] = ["meters", "snik"]  # a slip
+    asked["most"]["of"] = ["meters", "max_over_median"]  # which these rows do not have
     (judged,) = claims.judge_claims(config_of(asked, 3), rows)
     assert judged["verdict"] == "not run" and judged["flags"] == ["no value in seeds 0, 1, 2"]
 

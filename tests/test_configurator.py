@@ -11,7 +11,7 @@ from conftest import ROOT, Helpers
 
 import configurator
 from configurator import UserError, build, key, load, read_config_file, read_words
-from runs.rules import Rule, wrong_field
+from runs.rules import DataError, Rule, wrong_field
 
 error_of = Helpers.error_of
 
@@ -84,7 +84,7 @@ def test_a_rule_lets_through_what_it_allows_and_says_what_else_is_wrong():
 
 
 READ = {  # {key: [(text on the command line, the value)]}
-    "n_layer": [("6", 6), (" 7 ", 7), ("5*8", 40), ("1e3", 1000)],
+    "n_layer": [("6", 6), (" 7 ", 7), ("5*8", 40), ("1e3", 1000), ("+1", 1)],
     "batch_size": [("4.0", 4)], "learning_rate": [("1", 1.0), ("3e-4", 3e-4)],
     "grad_clip": [("None", None), ("none", None), ("null", None), ("2", 2.0)],
     "gated": [("true", True), ("True", True), ("1", True), ("false", False), ("False", False), ("0", False)],
@@ -105,11 +105,16 @@ def test_a_value_is_read_by_the_type_of_its_key(name):
     assert load(Config, ["--gated"]).gated
 
 
+DIGITS = " (digits, + - * /)"
 WRONG = [  # (key, what is allowed, {text: how the message shows the value})
     ("batch_size", "a whole number of at least 1 and at most 1000000", {"0": 0, "1000001": 1000001}),
-    ("n_layer", "a whole number of at least 1", {"0": 0, "1.5": 1.5, "": "''", "inf": "'inf'", "1e19": 10**19}),
+    ("n_layer", "a whole number of at least 1", {"0": 0, "1.5": 1.5}),
+    ("n_layer", f"a whole number of at least 1{DIGITS}", {"": "''", "inf": "'inf'", "2**64": "'2**64'", "9k": "'9k'"}),
+    ("n_layer", "a whole number of at least 1 and at most 9223372036854775807", {"1e19": 10**19, str(2**63): 2**63}),
     ("dropout", "a number of at least 0 and below 1", {"1": 1.0, "-1": -1.0, "none": None}),
-    ("learning_rate", "a number above 0", {"0": 0.0, "nan": "'nan'", "True": True, "1e999": math.inf}),
+    ("learning_rate", "a number above 0", {"0": 0.0, "True": True}),
+    ("learning_rate", f"a number above 0{DIGITS}", {"nan": "'nan'"}),
+    ("learning_rate", "a number above 0 and at most 3.4028234663852886e+38", {"1e999": math.inf, "1e39": 1e39}),
     ("grad_clip", "a number above 0, or None", {"-1": -1.0}),
     ("gated", "true or false", {"maybe": "'maybe'", "2": 2, "[]": []}),
     ("device", "one of auto, cpu, cuda, mps (did you mean 'cuda'?)", {"gpu": "'gpu'", "CUDA": "'CUDA'"}),
@@ -251,6 +256,13 @@ def test_run_turns_an_error_into_one_line_and_a_status(capsys):
         assert printed.startswith(stderr) if stderr.startswith("Traceback") else printed == stderr
 
 
+def test_a_terminal_shows_what_is_printed_and_does_not_obey_it():
+    text = "a\x1b[2Jb\r\x00\x9b\u202ec\td\u200c 名🙂\n"
+    code = f"import configurator\nconfigurator.run(lambda argv: print({text!r}, end=''))"
+    ended = Helpers.script("-X", "utf8", "-c", code)
+    assert ended.stdout.decode() == r"a\x1b[2Jb\r\x00\x9b\u202ec" + "\td\u200c 名🙂\n"
+
+
 TORCH = """# a file that scripts import in place of torch
 import os
 text = b"1" * (64 << 20)
@@ -292,3 +304,41 @@ def test_a_slip_is_told_before_torch_is_imported_and_all_scripts_share_their_set
             done = Helpers.script(*good, words, cwd=".")
             assert (done.stdout + done.stderr).decode().startswith(message), words
             assert done.returncode == (0 if words == "--help" else 2)
+
+
+# -- A data set that is not there, or does not fit ---------------------------------------------------------------------
+
+COMMAND = "python data/mqar/prepare.py --vocab_size=256"
+
+
+def told_of(words, monkeypatch, capsys, error):
+    """What a script prints that ends with this error."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    assert configurator.report(error) == 2
+    return capsys.readouterr().err
+
+
+def test_an_error_about_data_names_the_command_of_the_config_file(write, monkeypatch, capsys):
+    error = DataError("data/mqar: val has rows of 128 tokens", "run python data/mqar/prepare.py")
+    file = write("c.py", f'"""\nA run.\n\n    {COMMAND}\n    python train.py c.py\n"""\n\ndataset = "data/mqar"\n')
+    plain, larger = write("plain.py", 'dataset = "x"\n'), write("larger.py", "n_layer = 2\n")
+    expected = f"error: data/mqar: val has rows of 128 tokens; c.py is for the data of: {COMMAND}\n"
+    for words in ([file], [file, "--n_layer=3"], [plain, file, larger]):
+        assert told_of(words, monkeypatch, capsys, error) == expected
+    for words in ([], [file, plain], [file, "--dataset=x"], [file, "gone.py"]):  # then the way that is always there
+        assert told_of(words, monkeypatch, capsys, error) == f"error: {error}\n"
+    assert COMMAND not in told_of([file], monkeypatch, capsys, UserError("n_layer=0"))
+
+
+def test_data_that_are_missing_or_do_not_fit_a_run_are_such_an_error(mqar, text, tmp_path):
+    for data, keys in (
+        (tmp_path / "nowhere", {}), (mqar, {"block_size": 16}), (mqar, {"vocab_size": 8}), (text, {"block_size": 4096})
+    ):  # fmt: skip
+        with pytest.raises(DataError):
+            Helpers.train(data, tmp_path / "out", **keys)
+
+
+def test_a_run_of_the_mqar_config_without_its_data_names_the_command_with_its_keys(tmp_path):
+    """In a copy of nothing: the folder that the config names is not there."""
+    ended = Helpers.script(ROOT / "train.py", ROOT / "config" / "mqar.py", cwd=tmp_path)
+    assert ended.returncode == 2 and ended.stderr.decode().rstrip().endswith(f"is for the data of: {COMMAND}")

@@ -251,13 +251,13 @@ def test_a_kill_leaves_the_old_data_set_or_one_that_is_refused(folder, tmp_path,
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", killed)
-        text.main([str(file), f"--out_dir={folder}"])
+        text.main([str(file), f"--out_dir={folder}", "--overwrite=true"])
     if is_kept:
         assert contents_of(folder) == before
     else:
         assert "run python data/" in error_of(open_dataset, folder)  # meta.json goes first and comes last
     for out in (folder, tmp_path / "once"):
-        text.main([str(file), f"--out_dir={out}"])
+        text.main([str(file), f"--out_dir={out}", "--overwrite=true"])
     assert contents_of(folder) == contents_of(tmp_path / "once")
 
 

@@ -59,14 +59,14 @@ def copy(tmp_path_factory, mqar):
         shutil.copytree(ROOT / "results", "results", ignore=shutil.ignore_patterns("bench"))
         Path("notes").mkdir()
         for file in ("book.txt", "prompt.txt", "notes/a.md", "notes/b.md"):
-            Path(file).write_text("".join(LINES * 40))
+            Path(file).write_text("".join(LINES * 40), encoding="utf-8")
         # long enough for --lengths=1024, short enough to be evaluated in a moment
         texts = [LINES[i % 3] * 5 for i in range(6)]
         for name in ("pystdlib", "text", "gaterun", "wikitext103", "wikitext103-mini"):
             Helpers.write_text(Path("data", name), texts, texts, texts)
         shutil.copytree(mqar, "data/mqar")
-        Path("before.json").write_text('{"1": 1.1, "2": 1.2}')
-        Path("after.csv").write_text("seed,val_loss\n1,1.0\n2,1.1\n")
+        Path("before.json").write_text('{"1": 1.1, "2": 1.2}', encoding="utf-8")
+        Path("after.csv").write_text("seed,val_loss\n1,1.0\n2,1.1\n", encoding="utf-8")
         make_hub(Path("Qwen3-0.6B"))
         text_prepare.main(["book.txt", "--tokenizer=Qwen3-0.6B", "--out_dir=data/qwen3"])
         yield
@@ -169,7 +169,7 @@ def run(command):
         configurator.load(prepare.Config, words, positional="name")
     elif script.startswith("data/"):
         out_dir = Path("prepared", script.split("/")[1])
-        run_script(script, [*words, f"--out_dir={out_dir}"])
+        run_script(script, [*words, f"--out_dir={out_dir}", "--overwrite=true"])
         assert json.loads((out_dir / "meta.json").read_text())["splits"].keys() == {"train", "val"}
     else:
         ours = ("train.py", "evaluate.py", "sample.py", "meters.py", "export.py", "plot.py", "study/compare.py")

@@ -6,10 +6,14 @@ The edits are the classes of edits.py, and those that the README shows.
 import inspect
 import itertools
 import math
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import edits
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,7 +125,7 @@ def copy(tmp_path_factory):
     left_out = shutil.ignore_patterns(".*", "out", "results", "docs", "*.npy", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=left_out)
     for name, code in (("gate.py", activation), ("model.py", "\n\n".join([mixer, *map(text_of, BUDGET)]))):
-        with open(folder / name, "a") as file:
+        with open(folder / name, "a", encoding="utf-8") as file:
             file.write("\n\n" + code)
     # a position of the gate and a norm of the readout are a line or two
     after(folder / "gate.py", "POSITIONS = {", '\n    "input": lambda mixer: (1, mixer.config.n_embd),')
@@ -168,6 +172,17 @@ def test_a_copy_with_all_edits_prepares_trains_resumes_and_measures(copy, helper
     assert len(helpers.losses(copy / "out" / "mine")) == 4
     assert "sink of longconv: no weights" in printed and "note: mine=0.25 changes nothing: no layer reads it" in printed
     assert "what it is for" in run_in(copy, "train.py", "--help")
+
+
+def test_the_readme_s_data_set_is_utf_8_where_the_locale_is_not(copy, tmp_path):
+    book = "".join(LINES * 30).encode()
+    (tmp_path / "book.txt").write_bytes(book)
+    no_utf_8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "data/mine/prepare.py", str(tmp_path / "book.txt")]
+    ended = subprocess.run(command, cwd=copy, env=os.environ | no_utf_8, capture_output=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    shards = [np.load(copy / "data" / "mine" / f"{split}_0000.npy") for split in ("train", "val")]
+    assert np.concatenate(shards).astype(np.uint8).tobytes() == book
 
 
 @pytest.mark.parametrize("gates", ["(none or headwise)", pytest.param("", marks=pytest.mark.slow)])

@@ -203,6 +203,15 @@ def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypat
     assert fixed == {tmp_path / "all"} and len(made) == 2
 
 
+def test_an_experiment_replaces_its_own_data_after_an_edit_and_nothing_else(tmp_path, helpers):
+    for vocab_size in (32, 64):
+        folder = runner.prepare(PLAIN, DATA | {"vocab_size": vocab_size}, 3, tmp_path)
+        assert open_dataset(folder).vocab_size == vocab_size
+    (tmp_path / "seed4").mkdir()
+    (tmp_path / "seed4" / "thesis.txt").write_text("mine")
+    assert "thesis.txt" in helpers.error_of(runner.prepare, PLAIN, DATA, 4, tmp_path)
+
+
 def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_path, started, capsys, helpers):
     mqar_prepare.main(helpers.words(out_dir=tmp_path / "other", **OTHER))
     out = tmp_path / "out"
@@ -240,6 +249,13 @@ def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_
 # -- Mistakes, and runs that fail --------------------------------------------------------------------------------------
 
 GAIN, OF_X = {"contrast": "none", "above": 0}, {"of": ["scores", "x", "loss"]}
+
+
+def of(path):
+    """The keys of an experiment with a claim about this path."""
+    return {"claims": {"helps": GAIN | {"of": path}}}
+
+
 CHOOSING = dict(selection_seeds=[5], learning_rates=[1.0])
 NO_FILE = ["../../evil", "/abs", "", ".a", "x" * 300, "a\nb", "\ud800"]
 WRONG = [
@@ -260,6 +276,15 @@ WRONG = [
     (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in=3: is more than the seeds of its arms"),
     (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
     (dict(claims={"helps": GAIN | {"of": ["slices", "64/4"]}}), "claims: helps: of=['slices', '64/4']: must be names"),
+    (of(["meters", "snik"]), "or as ['lost', 0.9] (meters has no 'snik' (did you mean 'sink'?))"),
+    (of(["meters", "kinds", "other", "shair"]), "(other has no 'shair' (did you mean 'share'?))"),
+    (of(["log", "meters", "max_activatoin"]), "has no 'max_activatoin' (did you mean 'max_activation'?))"),
+    (of(["meters", "sink", "share"]), "('sink' is a number, and has no 'share')"),
+    (of(["loss"]), "(loss is no number; it has near, far, repeated, elsewhere, far_minus_near, "),
+    (of(["meters", "kinds"]), "(kinds is no number; it has names of its own)"),
+    (of(["loss", "far_minus_naer"]), "(loss has no 'far_minus_naer' (did you mean 'far_minus_near'?))"),
+    (of(["acuracy"]), "(a row has no 'acuracy' (did you mean 'accuracy'?))"),
+    (of(["scores", "x", "acuracy"]) | dict(scores={"x": {}}), "(x has no 'acuracy' (did you mean 'accuracy'?))"),
     (dict(claims={"helps": GAIN | {"of": ["log", *OF_X["of"]]}}), "helps: of='x': the experiment has no"),
     (dict(claims={"helps": GAIN | OF_X}, scores={"x": {}}, scores_of={"x": ["elementwise"]}), "of='x': the experiment"),
     (dict(claims={"helps": GAIN | {"above": 99, "of": ["log_steps", 0.9]}}), "99: of=['log_steps', 0.9] is"),

@@ -8,6 +8,7 @@ import pytest
 from made_rows import line_of, listed, made_row, rows_of, write_rows
 
 import plot
+from runs import files
 from study import drawing, report, sinks
 
 
@@ -61,6 +62,18 @@ def test_runs_named_together_are_drawn_in_one_figure_against_steps_and_seconds(t
     lines = [line_of(axes, str(tmp_path / "b")).get_xydata().tolist() for axes in drawn["curves.png"].axes]
     assert lines == [[[0, 3], [10, 2]], [[0, 3], [5, 2]]]
     assert drawn["curves.png"].get_suptitle().endswith("Of different data: nats a token do not compare")
+
+
+def test_a_figure_of_two_runs_leaves_the_folder_around_them_free_for_the_default_run(tmp_path):
+    out = tmp_path / "out"
+    for name in "ab":
+        files.claim(out / name, "run")
+        write_rows(
+            out / name, [{"event": "eval", "step": step, "val_loss": 3 - step} for step in (0, 1)], "metrics.jsonl"
+        )
+    plot.main([str(out / name) for name in "ab"])
+    assert (out / "a" / "curves.png").is_file()
+    assert not files.claim(out, "run")  # raises where it holds what is not of a run
 
 
 def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, drawn):

@@ -1,5 +1,7 @@
 """The size of the repository keeps its ceilings, and a circle of imports would be found."""
 
+import ast
+
 import house
 import pytest
 
@@ -26,3 +28,30 @@ def test_a_circle_of_imports_is_found_on_the_top_level_and_not_in_functions(tmp_
     assert set(house.circle(graph)) == {"a", "b.c", "b.d"} and graph["e"] == {"a"}
     graph["b.d"].clear()
     assert not house.circle(graph)
+
+
+def of_the_locale(source):
+    """The lines of a file's calls that read or write text in the encoding of the locale; ruff sees those of a literal
+    Path() alone. Functions of our own, which read and write UTF-8, have an argument more."""
+    found = []
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        mode = given.get("mode", call.args[1] if len(call.args) > 1 else ast.Constant("r"))
+        is_text = name == "open" and not (isinstance(mode, ast.Constant) and "b" in str(mode.value))
+        is_text = is_text or "text" in given or (name, len(call.args)) in (("read_text", 0), ("write_text", 1))
+        is_of_python = name in ("open", "read_text", "write_text", "run", "Popen", "check_output")
+        if is_of_python and is_text and "encoding" not in given and ast.unparse(call.func) != "os.open":
+            found.append(call.lineno)
+    return found
+
+
+def test_no_text_is_read_or_written_in_the_encoding_of_the_locale():
+    wrong = "open(a)\nopen(a, 'w')\nb.read_text()\nb.write_text(c)\nrun(a, text=True)\nopen(a, mode=m)\n"
+    right = "open(a, 'rb')\nopen(a, 'w', encoding='utf-8')\nfiles.write_text(a, b)\nos.open(a, 1)\nb.read_bytes()\n"
+    assert of_the_locale(wrong) == [1, 2, 3, 4, 5, 6] and of_the_locale(right) == []
+    found = {}
+    for file in house.tracked():
+        if file.suffix == ".py" and file.parts[0] != "tests" and not file.name.startswith("."):
+            found[str(file)] = of_the_locale((house.ROOT / file).read_bytes())
+    assert len(found) > 70 and {name: lines for name, lines in found.items() if lines} == {}

@@ -1,5 +1,6 @@
 """data/hub/prepare.py on copies of a data set, and a BPE trained on its text. The hub itself is not asked."""
 
+import json
 import math
 import os
 import subprocess
@@ -52,11 +53,14 @@ def test_every_kind_of_copy_and_any_number_of_processes_give_the_same_files(copi
         (out / ".nanogate").write_text("data set\n")
         run(out, copies[name], *words, f"--processes={processes}", tokenizer="bpe:300")
         files = {file.name: file.read_bytes() for file in out.iterdir()}
+        meta = json.loads(files.pop("meta.json"))
+        assert meta["parameters"].pop("from_dir") == str(copies[name])
+        files["meta"] = meta
         first = first or files
         assert files == first and {"tokenizer.json", "train_0002.npy", "val_0000.npy"} <= files.keys()
 
 
-def test_documents_end_with_a_line_end_and_a_text_is_held_out_by_its_hash(copies, tmp_path):
+def test_documents_end_with_a_line_end_and_a_text_is_held_out_by_its_hash(copies, tmp_path, helpers):
     lines = [(text if text.endswith("\n") else f"{text}\n").encode() for text in TEXTS if text]
     words = copies["parquet"], "--val_fraction=0.2"
     whole, first = run(tmp_path / "whole", *words), run(tmp_path / "first", *words, "--documents=50")
@@ -65,6 +69,7 @@ def test_documents_end_with_a_line_end_and_a_text_is_held_out_by_its_hash(copies
     assert 10 < len(val) < 40 and val == [line for line in lines if line in val]
     assert found["train"] == [line for line in lines if line not in val]  # no copy is on both sides
     assert documents_of(first.folder)["val"] == [line for line in lines[:50] if line in val]
+    assert "(from_dir=" in helpers.error_of(run, whole.folder, copies["jsonl"], "--val_fraction=0.2")
     other = run(tmp_path / "split", copies["saved_dict"], "--val_split=test")
     assert documents_of(other.folder) == {"train": lines, "val": lines[5:6]}
 

@@ -165,17 +165,18 @@ def test_a_gpt2_as_on_the_hub_is_read(helpers, tmp_path, capsys):
     assert_is_cut(ours, theirs, capsys)
 
 
-def save_nanogpt(file, bias, **changed):
-    """What nanoGPT's train.py would save of a GPT-2: compiled, with its causal masks. Returns transformers' model."""
+def save_nanogpt(file, bias, before="_orig_mod.", **changed):
+    """What nanoGPT's train.py would save of a GPT-2: compiled, with its causal masks. Returns transformers' model.
+    before: what each name begins with."""
     theirs = save("GPT-2", file.parent / "theirs", dict(activation_function="gelu"))
     linear = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # nn.Linear there
-    masks = ((f"_orig_mod.transformer.h.{i}.attn.bias", torch.ones(1, 1, 64, 64).tril()) for i in (0, 1))
+    masks = ((f"{before}transformer.h.{i}.attn.bias", torch.ones(1, 1, 64, 64).tril()) for i in (0, 1))
     weights = OrderedDict(masks)
     for name, w in theirs.state_dict().items():
         if name.endswith("bias") and not bias:
             w.zero_()
         else:
-            weights[f"_orig_mod.{name}"] = w.T if name.endswith(linear) else w
+            weights[f"{before}{name}"] = w.T if name.endswith(linear) else w
     args = dict(n_layer=2, n_head=4, n_embd=32, block_size=64, bias=bias, vocab_size=300, dropout=0.1)
     run = dict(optimizer={"state": {}}, iter_num=9, best_val_loss=torch.tensor(2.0), config={"device": "cuda"})
     torch.save(run | dict(model=weights, model_args=args | changed), file)
@@ -198,6 +199,14 @@ def test_a_checkpoint_of_nanogpt_is_read_without_running_it(bias, helpers, tmp_p
         damage()
         message = helpers.error_of(export.main, helpers.words(from_hf=tmp_path / "ckpt.pt", out_dir=tmp_path / "b"))
         assert words in message and str(tmp_path) in message
+
+
+@pytest.mark.parametrize("before", ["", "module.", "_orig_mod.module.", "module._orig_mod."])
+def test_names_that_a_wrapper_of_the_model_has_given_are_read(before, helpers, tmp_path, capsys):
+    """Of torch.compile, of DistributedDataParallel, and of both, whichever is outside."""
+    theirs = save_nanogpt(tmp_path / "ckpt.pt", bias=True, before=before)
+    ours = imported(helpers, tmp_path / "ckpt.pt", tmp_path / "ours", block_size=50)
+    assert_is_cut(ours, theirs, capsys)
 
 
 def theirs_of(about):

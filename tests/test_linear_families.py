@@ -153,7 +153,7 @@ def flash_attn_func(q, k, v, causal, window_size):
 
 def config_of_fla(about):
     import fla.layers.attn
-    import fla.models  # which makes transformers know them
+    import fla.models  # noqa: F401, which makes transformers know them
 
     fla.layers.attn.flash_attn_func = flash_attn_func
     return AutoConfig.for_model(**about)

@@ -1,14 +1,16 @@
 """The prepare scripts: what MQAR rows are, which files of a text are taken, what Python's standard library is."""
 
 import hashlib
+import importlib
 import itertools
 import urllib.request
 
 import numpy as np
 import pytest
-from conftest import Helpers
+from conftest import ROOT, Helpers
 from test_data import documents_of
 
+from data import writing
 from data.mqar import prepare as mqar
 from data.pystdlib import prepare as pystdlib
 from data.shakespeare_char import prepare as shakespeare
@@ -95,6 +97,60 @@ IMPOSSIBLE = dict.fromkeys(IMPOSSIBLE, "needs an even length, 1 to ") | {
 def test_an_impossible_slice_is_refused_with_the_reason(words, tmp_path):
     assert IMPOSSIBLE[words] in error_of(mqar.main, [*words.split(), f"--out_dir={tmp_path}"])
     assert not list(tmp_path.iterdir())
+
+
+# -- A second data set in a folder -------------------------------------------------------------------------------------
+
+
+def small_mqar(out_dir, **keys):
+    mqar.main(Helpers.words(**dict(train_size=20, val_size=5, vocab_size=64, out_dir=out_dir) | keys))
+
+
+def test_another_data_set_in_the_folder_is_refused_by_what_differs_and_the_same_one_is_made_again(tmp_path):
+    small_mqar(tmp_path)
+    before = open_dataset(tmp_path).sha256
+    message = error_of(small_mqar, tmp_path, vocab_size=128, seed=1)
+    assert message.startswith(f"{tmp_path}: holds another data set (vocab_size=64 there, 128 now; seed=0 there, 1 now)")
+    assert message.endswith("name another --out_dir, or add --overwrite=true, which replaces it")
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    message = error_of(text.main, [str(tmp_path / "a.txt"), f"--out_dir={tmp_path}"])
+    assert "(generator='data/mqar/prepare.py' there, 'data/text/prepare.py' now; " in message
+    assert open_dataset(tmp_path).sha256 == before
+    small_mqar(tmp_path)
+    small_mqar(tmp_path, vocab_size=128, overwrite="true")
+    assert open_dataset(tmp_path).vocab_size == 128
+
+
+def test_a_data_set_of_another_version_of_the_script_is_another_one(tmp_path, monkeypatch):
+    small_mqar(tmp_path)
+    monkeypatch.setattr(mqar, "VERSION", mqar.VERSION + 1)
+    assert "(generator_version=1 there, 2 now)" in error_of(small_mqar, tmp_path)
+
+
+def test_the_default_folder_of_a_script_is_guarded_too(tmp_path, monkeypatch):
+    (tmp_path / "data" / "mqar").mkdir(parents=True)
+    (tmp_path / "data" / "mqar" / "prepare.py").write_text("")
+    monkeypatch.setattr(writing, "DATA", tmp_path / "data")
+    words = ["--train_size=20", "--val_size=5"]
+    mqar.main(words)
+    assert "(vocab_size=8192 there, 256 now)" in error_of(mqar.main, [*words, "--vocab_size=256"])
+
+
+def test_a_meta_json_that_cannot_be_read_does_not_keep_the_data_from_being_made_again(tmp_path):
+    small_mqar(tmp_path)
+    for content in ("", "[]", '{"parameters": 3}'):
+        (tmp_path / "meta.json").write_text(content)
+        small_mqar(tmp_path)
+        assert open_dataset(tmp_path).vocab_size == 64
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "data").glob("*/prepare.py")), ids=lambda file: file.parent.name)
+def test_every_prepare_script_has_the_key_overwrite(script):
+    module = importlib.import_module(f"data.{script.parent.name}.prepare")
+    assert issubclass(module.Config, writing.Output) and module.Config().overwrite is False
+
+
+# -- Text --------------------------------------------------------------------------------------------------------------
 
 
 def write(folder, sources):
@@ -203,5 +259,5 @@ def test_files_named_for_validation_are_the_validation_and_are_not_trained_on(tm
     out = f"--out_dir={tmp_path / 'out'}"
     text.main([str(tmp_path / "n"), f"--val={tmp_path / 'n' / 'b.md'},{tmp_path / 'c.md'}", out])
     assert documents_of(tmp_path / "out") == {"train": [b"n/a.md"], "val": [b"c.md", b"n/b.md"]}
-    words = [str(tmp_path / "c.md"), f"--val={tmp_path}", out]
+    words = [str(tmp_path / "c.md"), f"--val={tmp_path}", f"--out_dir={tmp_path / 'none'}"]
     assert "leaves no file for training" in error_of(text.main, words)

@@ -1,6 +1,8 @@
 """The documents are true: the keys of docs/gates.md build models, the numbers of docs/mixers.md are the code's."""
 
+import importlib
 import json
+import os
 import re
 from statistics import fmean
 
@@ -76,6 +78,21 @@ COMMITTED = [file for file in COMMITTED if file.suffix == ".py" and "experiments
 def test_every_committed_config_is_valid_and_has_its_line(file):
     configurator.load(TrainConfig, [str(ROOT / file)])
     assert f"| `{file.relative_to('config').as_posix()}` |" in CONFIGS
+
+
+@pytest.mark.parametrize("file", COMMITTED, ids=lambda file: file.stem)
+def test_every_committed_config_that_names_data_tells_the_command_that_makes_them_as_the_readme_does(file):
+    if "dataset" not in (keys := configurator.read_config_file(ROOT / file)):
+        return
+    told = configurator.command_of_configs([str(ROOT / file)])
+    script, *words = told.partition("is for the data of: python ")[2].split()
+    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+    made = vars(configurator.load(module.Config, words, positional="paths"))
+    assert (made["out_dir"] or os.path.dirname(script)) == keys["dataset"]
+    (front,) = re.findall(rf"`python {script}(.*)`", (ROOT / "README.md").read_text()) or [None]
+    if front is not None and made["out_dir"] is None:  # the same data, but for the names of one's own files
+        shown = vars(configurator.load(module.Config, front.split(), positional="paths"))
+        assert shown | {"paths": 0} == made | {"paths": 0}
 
 
 PAGE = (ROOT / "results" / "README.md").read_text()

@@ -365,7 +365,7 @@ def test_a_folder_of_somebody_elses_files_stays_as_it_is(keys, helpers):
 
 def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers):
     out = helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))
-    for name in ("meters.json", "page.png", "page.html", "maps.png"):  # of meters.py and plot.py
+    for name in ("meters.json", "page.png", "page.html", "maps.png", "curves.png"):  # of meters.py and plot.py
         (out / name).write_text("{}")
     before = contents(out)
     message = helpers.error_of(helpers.train, **keys("out"))
@@ -385,7 +385,7 @@ def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_b
     for max_iters in (4, 8, 14, 14):
         out = run("out", init_from="auto", max_iters=max_iters, lr_decay_iters=14, **case)
         if max_iters == 4:  # a kill has left rows of later steps, the last one cut
-            with open(out / "metrics.jsonl", "a") as file:
+            with open(out / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write('{"event": "train", "step": 4, "loss": 1.0}\n{"event": "tra')
     check_same_run(whole, out, helpers)
     (out / "ckpt.pt").unlink()  # a kill between best.pt and ckpt.pt, in the first save of all

@@ -1,6 +1,7 @@
 """The page that shows a text token by token: its numbers, its size, and (slow) what a browser makes of it."""
 
 import base64
+import hashlib
 import json
 import re
 import shutil
@@ -14,6 +15,8 @@ import meters
 import plot
 from model import MIXERS
 from study import token_page
+from study.page import Table
+from study.page import write_page as write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -64,7 +67,39 @@ def test_a_text_of_ones_own_is_shown_as_text_and_the_page_is_one_small_file(text
     page, _, data = made(out, "--text=</script>ö" + 200 * "a")
     assert 100 <= len(data["tokens"]) < 160 and 2_500_000 < len(page) < 3_000_000
     assert "".join(data["tokens"]).startswith(r"</script>\xc3\xb6aaa")
-    assert not re.search(r"https?:|src=|href|url\(|@import|fetch\(", page) and "default-src 'none'" in page
+    page = page.replace("http://www.w3.org/2000/svg", "")  # a name, which nobody asks for
+    assert not re.search(r"https?:|src=|href|url\(|@import|fetch\(", page)
+
+
+def policy_of(page):
+    """{directive: its sources}"""
+    (policy,) = re.findall('<meta http-equiv="Content-Security-Policy" content="(.*?)">', page)
+    return {words[0]: words[1:] for words in map(str.split, policy.split(";"))}
+
+
+def sources_of(page, kind):
+    """The sha256 of each style or script of a page, as a policy names it."""
+    texts = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.S)
+    return [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts]
+
+
+def test_both_pages_run_and_load_nothing_but_what_their_templates_have(trained, tmp_path):
+    page, _, _ = made(shutil.copytree(trained, tmp_path / "out"))
+    evil = tmp_path / "<script>alert(1)<" / "report.html"
+    evil.parent.mkdir()
+    table = Table("<style>*{}</style>", ["a"], [["<img>"]])
+    report = write_report(evil, ["<script>alert(1)</script>", table]).read_text()
+    for text, scripts in ((page, 1), (report, 0)):
+        policy = policy_of(text)
+        assert policy["default-src"] == ["'none'"] and policy["img-src"] == ["data:"]
+        assert policy["style-src"] == sources_of(text, "style") and len(policy["style-src"]) == 1
+        assert policy["script-src"] == (sources_of(text, "script") or ["'none'"])
+        assert len(sources_of(text, "script")) == scripts and "unsafe" not in " ".join(sum(policy.values(), []))
+    template = token_page.TEMPLATE.read_text()
+    assert not re.search(
+        r"(inner|outer)HTML|insertAdjacent|document\.write|eval\(|Function\(| style=| on\w+=", template
+    )
+    assert "<img" not in report and report.count("&lt;script&gt;") == 3  # the title, the heading and the text
 
 
 @pytest.mark.parametrize("attention, gate", [("softmax", "none"), ("longconv", "headwise"), ("longconv", "none")])
@@ -84,22 +119,71 @@ def test_what_a_model_lacks_is_left_out(attention, gate, mqar, helpers, tmp_path
     assert "run python meters.py" in helpers.error_of(plot.main, [str(out), "--html=true"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1280, 380])
-def test_a_browser_shows_it_and_keys_and_choices_change_what_it_shows(width, text, helpers, tmp_path):
+def opened(driver, browser, file, size):
+    """The file in a browser, what its console reports, and the addresses that it asks for."""
+    problems, asked = [], []
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    page = driver.chromium.launch(executable_path=browser, args=flags).new_page(viewport=size)
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"file://{file}")
+    return page, problems, asked
+
+
+def with_browser():
+    """(playwright's module, a browser); the test is skipped where one of them is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not (browser := next(filter(None, map(shutil.which, BROWSERS)), None)):
         pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)}")
+    return playwright, browser
+
+
+CODE = '<img src=x onerror="document.title = 1"><script>document.title = 2</script>'
+
+
+def with_code(value):
+    """The same, with code in the place of each text, and behind each whole number that the page only shows."""
+    if isinstance(value, dict):
+        kept = {name: value[name] for name in ("checkpoint", "folder", "split", "dtype", "layers") if name in value}
+        return {name: with_code(inner) for name, inner in value.items()} | kept
+    return CODE if isinstance(value, str) or type(value) is int else value
+
+
+@pytest.mark.slow
+def test_code_in_meters_json_is_shown_as_text_and_never_run(text, helpers, tmp_path):
+    playwright, browser = with_browser()
+    out = helpers.train(text, tmp_path, gate="headwise")
+    made(out)
+    file = out / "meters.json"
+    (measured,) = json.loads(file.read_text())["checkpoints"]
+    evil = with_code(measured) | {"step": measured["step"]}
+    for layer in evil["layers"]:
+        layer["mixer"] = CODE
+        layer["gates"] = {CODE: layer["gates"]["readout"]}
+    file.write_text(json.dumps({"checkpoints": [evil]}))
+    page_file = token_page.write_page(out)
+    with playwright.sync_playwright() as driver:
+        page, problems, asked = opened(driver, browser, page_file, {"width": 900, "height": 800})
+        assert CODE in page.inner_text("#means h2") and CODE in page.inner_text("#gate h2")
+        assert CODE in page.inner_text("#layer option >> nth=0") and CODE in page.inner_text("#about")
+        assert page.eval_on_selector_all("img, #about *, h2 *, option *", "all => all.length") == 0
+        assert problems == [] and len(asked) == 1
+        page.evaluate("code => { document.body.innerHTML += code; }", CODE)  # and if it got in, it would not run
+        page.wait_for_timeout(200)
+        assert page.title() == "Token by token"
+        assert len(problems) >= 2 and all("Content Security Policy" in problem for problem in problems)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 380])
+def test_a_browser_shows_it_and_keys_and_choices_change_what_it_shows(width, text, helpers, tmp_path):
+    playwright, browser = with_browser()
     out = helpers.train(text, tmp_path, gate="headwise")
     _, measured, data = made(out)
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with playwright.sync_playwright() as driver:
-        size, problems, asked = {"width": width, "height": 800}, [], []
-        page = driver.chromium.launch(executable_path=browser, args=flags).new_page(viewport=size)
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(f"file://{out / 'page.html'}#0.1.5")
+        size = {"width": width, "height": 800}
+        page, problems, asked = opened(driver, browser, f"{out / 'page.html'}#0.1.5", size)
 
         def colours():
             return page.eval_on_selector_all("#text span", "all => all.map(one => one.style.backgroundColor)")

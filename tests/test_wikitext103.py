@@ -48,8 +48,17 @@ def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(m
     assert [mini.counts(split)["bytes"] for split in mini.splits] == [size * 2, size]
     monkeypatch.setitem(prepare.LINES, "test", LINES)
     monkeypatch.setitem(prepare.WORDS, "test", WORDS + LINES)
-    published = run(tmp_path / "out", made).meta["parameters"]["text"]["test"]["published_words"]
+    published = run(tmp_path / "whole", made).meta["parameters"]["text"]["test"]["published_words"]
     assert published == WORDS + LINES
+
+
+def test_copies_of_another_text_are_another_data_set(made, tmp_path):
+    before = run(tmp_path / "out", made).meta
+    (made / "wiki.test.tokens").write_text(" another text \n")
+    message = Helpers.error_of(run, tmp_path / "out", made)
+    assert "holds another data set (text.test.sha256=" in message and "text.test.lines=" in message
+    assert open_dataset(tmp_path / "out").meta == before
+    assert run(tmp_path / "out", made, "--overwrite=true").meta != before
 
 
 def test_an_article_begins_at_a_title_between_empty_lines_and_text_before_the_first_is_one_of_its_own():

@@ -47,7 +47,7 @@ def test_rows_of_many_workers_are_appended_whole_and_a_line_that_was_cut_goes(tm
 
 def stubbed_worker(config, out_dir):
     """A worker whose runs sleep. It is a process of its own, forked off this one."""
-    sys.stdout = sys.stderr = open(out_dir / f"said.{os.getpid()}", "w")
+    sys.stdout = sys.stderr = open(out_dir / f"said.{os.getpid()}", "w", encoding="utf-8")
     runner.prepare = lambda config, keys, seed, place: place
     runner.start_process = lambda *about: subprocess.Popen(["sleep", "0.3"], pass_fds=[about[-1].fileno()])
     runner.finish = lambda config, run, folder, status: made_row(run, 0.5) | {"made_by": os.getpid()}

@@ -70,7 +70,7 @@ def main(argv):
     if config.val_split == config.split:
         raise UserError(f"val_split={config.split!r}: is the split to train on; name another, or leave val_split out")
     streams = open_streams(config)
-    out_dir, about = claim(config, GENERATOR, VERSION)
+    out_dir, about = claim(config, GENERATOR, VERSION, from_dir=config.from_dir)  # here it is the source
     train = (text for text in texts_of(config, streams["train"]) if not is_held_out(config, text))
     tokenizer = choose_tokenizer(config.tokenizer, train)
     held_out = []  # is filled while the documents of training are written

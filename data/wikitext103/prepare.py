@@ -60,17 +60,16 @@ def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
     name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
     config.out_dir = config.out_dir or str(DATA / name)
-    out_dir, about = claim(config, GENERATOR, VERSION)
     sources = MINI_SOURCES if config.mini else SOURCES
     folder = Path(config.from_dir or download(HUB_CONFIG[config.version]))
     texts = {split: read_copy(folder, source, config.version) for split, source in sources.items()}
     texts = {split: data for split, data in texts.items() if data is not None}
     if not any(texts.values()):
         raise UserError(f"{folder}: has no text in wiki.*.{config.version} or *.parquet")
+    facts = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
+    out_dir, about = claim(config, GENERATOR, VERSION, text=facts)
     # after the text: without the internet, the error about the text names the ways to get both
     tokenizer = choose_tokenizer(config.tokenizer, documents(next(iter(texts.values()))))
-    facts = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
-    about["parameters"]["text"] = facts
     counted = partial(encode, tokenizer=tokenizer, count_words=count_words)
     splits = {split: map(counted, tqdm(documents(data), split, unit="document")) for split, data in texts.items()}
     about |= dict(name=name, tokenizer=tokenizer, shard_tokens=config.shard_tokens)
