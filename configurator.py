@@ -61,6 +61,19 @@ def set_up() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
+def print_uncaught(kind, error, trace):
+    """As sys.excepthook: Ctrl-C before main, while a script imports torch, is one line and no traceback, too."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+# only where one of our scripts runs, and not in a program that imports this module
+if Path(getattr(sys.modules["__main__"], "__file__", None) or "/").resolve().is_relative_to(Path(__file__).parent):
+    sys.excepthook = print_uncaught
+
+
 def run(main):
     """Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
     machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback."""

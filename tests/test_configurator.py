@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import signal
 import sys
 from unittest import mock
 
@@ -292,3 +293,14 @@ def test_a_slip_is_told_before_torch_is_imported_and_all_scripts_share_their_set
             done = Helpers.script(*good, words, cwd=".")
             assert (done.stdout + done.stderr).decode().startswith(message), words
             assert done.returncode == (0 if words == "--help" else 2)
+
+
+@pytest.mark.parametrize("script", GOOD)
+def test_ctrl_c_while_modules_are_imported_is_one_line(script, write, monkeypatch):
+    for name in ("torch.py", "matplotlib.py"):  # found before the real ones
+        write(name, "raise KeyboardInterrupt")
+    for name in ("a.py", "a.pt", "data/meta.json"):
+        write(name, "")
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    done = Helpers.script(ROOT / script, *GOOD[script].split(), cwd=".")
+    assert done.stderr == b"interrupted\n" and done.returncode == -signal.SIGINT  # 130 to a shell
