@@ -140,6 +140,23 @@ def test_any_command_line_of_any_script_is_a_config_or_one_line(config_class, da
         assert config is None or configurator.build(config_class, dataclasses.asdict(config)) == config
 
 
+def texts_of(config_class):
+    """The keys of a class that are texts, but for the prompt, which may be empty."""
+    rules = configurator.rules_of(config_class)
+    return [name for name, rule in rules.items() if rule.kind is str and name != "start"]
+
+
+TEXTS_OF = [(script, name) for script, config_class in CONFIGS.items() for name in texts_of(config_class)]
+
+
+@pytest.mark.parametrize(("script", "name"), TEXTS_OF, ids=" ".join)
+def test_an_empty_text_is_never_taken_for_the_default(script, name, helpers):
+    """A variable of the shell that is not set: --out_dir=$OUT would replace what is in the script's own folder."""
+    for empty in (f"--{name}=", f"--config_override={json.dumps({name: ''})}"):
+        message = helpers.error_of(configurator.load, CONFIGS[script], [empty])
+        assert message.startswith(f"{name}='': must be ")
+
+
 LINES = st.builds("{} = {}".format, st.sampled_from([*train.TrainConfig.__dataclass_fields__, "include"]), VALUES)
 TEXTS = st.lists(LINES, max_size=3).map("\n".join) | st.text(max_size=60)
 
