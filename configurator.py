@@ -11,10 +11,11 @@ The settings of a script: a dataclass of keys, set by config files and by --key=
     begin(__name__, Config, __doc__)    # on top of a script, before it imports torch
 
 The annotation gives the type: int, float, bool, str, dict or list[...] of one of them, each also as `... | None`; key()
-adds the limits (runs/rules.py). A text may be empty only where its key says at_least=0. Config files apply first, in their order, then the -- words, in theirs; the later value
-wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed. Every mistake that
-a user can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it. What begin() calls
-imports no torch, so that --help and a slip in the command line take a tenth of a second.
+adds the limits (runs/rules.py). A text may be empty only where its key says at_least=0. Config files apply first, in
+their order, then the -- words, in theirs; the later value wins. A config file looks as in nanoGPT (`batch_size = 5 *
+8`), but it is parsed and never executed. Every mistake that a user can fix is a UserError of one line; a script that
+ends in `configurator.run(main)` prints it. What begin() calls imports no torch, so that --help and a slip in the
+command line take a tenth of a second.
 """
 
 import ast
