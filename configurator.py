@@ -11,10 +11,11 @@ The settings of a script: a dataclass of keys, set by config files and by --key=
     begin(__name__, Config, __doc__)    # on top of a script, before it imports torch
 
 The annotation gives the type: int, float, bool, str, dict or list[...] of one of them, each also as `... | None`; key()
-adds the limits (runs/rules.py). Config files apply first, in their order, then the -- words, in theirs; the later value
-wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed. Every mistake that
-a user can fix is a UserError of one line; a script that ends in `configurator.run(main)` prints it. What begin() calls
-imports no torch, so that --help and a slip in the command line take a tenth of a second.
+adds the limits (runs/rules.py). A text may be empty only where its key says at_least=0. Config files apply first, in
+their order, then the -- words, in theirs; the later value wins. A config file looks as in nanoGPT (`batch_size = 5 *
+8`), but it is parsed and never executed. Every mistake that a user can fix is a UserError of one line; a script that
+ends in `configurator.run(main)` prints it. What begin() calls imports no torch, so that --help and a slip in the
+command line take a tenth of a second.
 """
 
 import ast
@@ -162,8 +163,12 @@ def _rule_of(hint, checks):
         return dataclasses.replace(_rule_of(hint, checks), optional=True)
     if typing.get_origin(hint) is list:
         return Rule(list, items=_rule_of(parts[0], checks))
-    widest = {"at_least": -WIDEST[hint], "at_most": WIDEST[hint]} if hint in WIDEST else {}
-    return Rule(hint, **widest | checks)
+    if hint in WIDEST:
+        return Rule(hint, **{"at_least": -WIDEST[hint], "at_most": WIDEST[hint]} | checks)
+    if hint is str and not checks.get("choices"):
+        # --out_dir=$OUT where OUT is not set: an empty name would be taken for the default, or for the working folder
+        return Rule(hint, **{"at_least": 1} | checks)
+    return Rule(hint, **checks)
 
 
 def build(config_class: type, values: dict, source: str = "") -> Any:

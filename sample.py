@@ -22,7 +22,7 @@ def find_prompt(start: str) -> None:
 @dataclass
 class SampleConfig:
     checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
-    start: str = key("\n", "the prompt; FILE:path reads it from a file", find=find_prompt)
+    start: str = key("\n", "the prompt; FILE:path reads it from a file", find=find_prompt, at_least=0)
     num_samples: int = key(3, "number of samples", at_least=1)
     max_new_tokens: int | None = key(None, "new tokens a sample (None: 500, or as many as it can add)", at_least=1)
     temperature: float = key(0.8, "0: always the likeliest token; 1: the model's own distribution", at_least=0)

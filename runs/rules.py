@@ -81,6 +81,8 @@ class Rule:
             said = " and ".join(f"{name.replace('_', ' ')} {x}" for name, x in limits)
             of = " of" * (said[:2] == "at") if self.kind in (int, float) else " of length"
             text = KINDS[self.kind] + f"{of} {said}" * (said != "" and self.kind is not bool)
+            if self.kind is str and said == "at least 1":
+                text = "a text that is not empty"
         return text + ", or None" * self.optional
 
 

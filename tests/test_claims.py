@@ -179,6 +179,14 @@ def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
         assert flags_of(values, choices=choices, **keys) == expected
 
 
+def test_arms_of_one_mixer_with_unlike_rates_are_flagged():
+    values, low, high = {"none": 0.5, "gated": 0.7}, {"learning_rate": 0.001}, {"learning_rate": 0.01}
+    gate = {"gate": "elementwise"}
+    other = {"none": low, "gated": gate | high | {"attention": "gla"}}  # another mixer has a rate of its own
+    assert flags_of(values, arms={"none": low, "gated": gate | high}) == ["rates differ: gated 0.01, none 0.001"]
+    assert flags_of(values, arms={"none": low, "gated": gate | low}) == flags_of(values, arms=other) == []
+
+
 # -- Looks, and all experiments together -------------------------------------------------------------------------------
 
 

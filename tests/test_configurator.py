@@ -28,7 +28,7 @@ class Config:
     compile: str = key("auto", "whether to compile the model", choices=("auto", "true", "false"))
     device: str = key("auto", "where to run", choices=("auto", "cpu", "cuda", "mps"))
     gate: str = key("none", "granularity and position of the gate")
-    start: str = key("\n", "text to go on from")
+    start: str = key("\n", "text to go on from", at_least=0)
     paths: list[str] = key([], "runs to compare")
     seeds: list[int] = key([0, 1, 2], "one run for each", at_least=0)
     mixers: list[str] = key(["softmax"], "one run for each", choices=("softmax", "gla"))

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_models import off_its_start
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import evaluate
 import meters
@@ -100,6 +101,15 @@ def test_a_row_that_only_longer_contexts_have_is_in_the_table(checkpoint, helper
     ]  # fmt: skip
 
 
+def test_bits_per_byte_are_those_of_the_whole_split_and_a_sample_has_none(text):
+    model, keys = make_model(attention="gla"), dict(batch_size=3, block_size=32)
+    whole = evaluate.evaluate(model, text, "val", **keys)
+    sample = evaluate.evaluate(model, text, "val", **keys, tokens=64)
+    assert whole["labels"] == len(TEXT.encode()) - 1
+    assert whole["bits_per_byte"] == pytest.approx(whole["loss"] * whole["labels"] / math.log(2) / len(TEXT.encode()))
+    assert sample["labels"] < whole["labels"] and not {"bits_per_byte", "bytes"} & sample.keys()
+
+
 def test_a_sample_without_a_label_is_one_line_also_where_several_processes_have_none(text, helpers):
     assert "no token of val has a label" in helpers.error_of(evaluate.summarize, {}, text, "val")
 
@@ -107,6 +117,20 @@ def test_a_sample_without_a_label_is_one_line_also_where_several_processes_have_
 def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor():
     plain, slowed = (rope_frequencies(64, 1e4, scaling, 4.0, 1024)[0] for scaling in ("none", "ntk"))
     assert slowed[0] == plain[0] and slowed[-1] * 4 == pytest.approx(plain[-1])
+
+
+def test_llama3_ramp_is_that_of_transformers():
+    """D = 64, trained at 1,024: pairs on both sides of the ramp, and on it."""
+    parameters = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+    parameters["original_max_position_embeddings"] = 1024
+    config = LlamaConfig(hidden_size=64, num_attention_heads=1, head_dim=64, rope_parameters=parameters)
+    theirs, amplitude = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    ours = rope_frequencies(64, 1e4, "llama3", 8.0, 1024)
+    torch.testing.assert_close(ours[0].float(), theirs, rtol=1e-5, atol=0)
+    assert ours[1] == amplitude == 1
+    slowed = ours[0] / rope_frequencies(64, 1e4)[0]
+    on_the_ramp = (slowed > 1 / 8 + 0.01) & (slowed < 0.99)
+    assert (slowed == 1).any() and (slowed == 1 / 8).any() and on_the_ramp.sum() >= 3
 
 
 @pytest.fixture

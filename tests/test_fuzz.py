@@ -1,5 +1,12 @@
-"""Whatever comes in, what goes out is right or one clear line. CI tries 60 cases a kind; NANOGATE_CASES=5000 more."""
+"""
+Whatever comes in, what goes out is right or one clear line. CI tries 60 cases a kind, and 10 command lines of each
+whole script; by hand more are tried:
 
+    NANOGATE_CASES=5000 python -m pytest tests/test_fuzz.py -k "not whole_script"
+    NANOGATE_SCRIPT_CASES=300 python -m pytest tests/test_fuzz.py -k whole_script -s
+"""
+
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -8,9 +15,16 @@ import importlib
 import io
 import json
 import math
+import multiprocessing
 import operator
 import os
+import random
+import resource
+import runpy
 import shutil
+import signal
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +50,8 @@ from data.text import prepare as text_prepare
 from evaluate import score, summarize
 from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
+from runs.files import sha256_of_file
+from study import runner
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 IN_CI = 60
@@ -101,15 +117,19 @@ def changed_at(value, path, new):
 
 # -- Command lines and config files ------------------------------------------------------------------------------------
 
-PREPARES = sorted(ROOT.glob("data/*/prepare.py"))
-CONFIGS = [
-    train.TrainConfig, sample.SampleConfig, evaluate.EvaluateConfig, meters.MetersConfig, plot.PlotConfig,
-    export.ExportConfig, bench.BenchConfig, experiment.ExperimentConfig,
-    *(importlib.import_module(f"data.{file.parent.name}.prepare").Config for file in PREPARES),
-]  # fmt: skip
+CONFIGS = {
+    "train.py": train.TrainConfig, "sample.py": sample.SampleConfig, "evaluate.py": evaluate.EvaluateConfig,
+    "meters.py": meters.MetersConfig, "plot.py": plot.PlotConfig, "export.py": export.ExportConfig,
+    "bench.py": bench.BenchConfig, "experiment.py": experiment.ExperimentConfig,
+}  # fmt: skip
+for file in sorted(ROOT.glob("data/*/prepare.py")):
+    prepare = importlib.import_module(f"data.{file.parent.name}.prepare")
+    CONFIGS[f"data/{file.parent.name}/prepare.py"] = prepare.Config
+
+OF_TRAINING_OR_ANY = st.just(train.TrainConfig) | st.sampled_from([*CONFIGS.values()])
 
 
-@fuzz(st.just(CONFIGS[0]) | st.sampled_from(CONFIGS), st.data(), st.sampled_from(["config", None]), times=4)
+@fuzz(OF_TRAINING_OR_ANY, st.data(), st.sampled_from(["config", None]), times=4)
 def test_any_command_line_of_any_script_is_a_config_or_one_line(config_class, data, positional):
     names = st.sampled_from([*config_class.__dataclass_fields__, "n_layers", "config_override", ""])
     words = st.builds("--{}={}".format, names, VALUES) | st.text(max_size=9)
@@ -118,6 +138,23 @@ def test_any_command_line_of_any_script_is_a_config_or_one_line(config_class, da
         config = one_line(configurator.load, config_class, argv, positional=positional)
         # what was taken is taken again
         assert config is None or configurator.build(config_class, dataclasses.asdict(config)) == config
+
+
+def texts_of(config_class):
+    """The keys of a class that are texts, but for the prompt, which may be empty."""
+    rules = configurator.rules_of(config_class)
+    return [name for name, rule in rules.items() if rule.kind is str and name != "start"]
+
+
+TEXTS_OF = [(script, name) for script, config_class in CONFIGS.items() for name in texts_of(config_class)]
+
+
+@pytest.mark.parametrize(("script", "name"), TEXTS_OF, ids=" ".join)
+def test_an_empty_text_is_never_taken_for_the_default(script, name, helpers):
+    """A variable of the shell that is not set: --out_dir=$OUT would replace what is in the script's own folder."""
+    for empty in (f"--{name}=", f"--config_override={json.dumps({name: ''})}"):
+        message = helpers.error_of(configurator.load, CONFIGS[script], [empty])
+        assert message.startswith(f"{name}='': must be ")
 
 
 LINES = st.builds("{} = {}".format, st.sampled_from([*train.TrainConfig.__dataclass_fields__, "include"]), VALUES)
@@ -297,3 +334,138 @@ def test_any_prompt_and_option_of_sample_is_text_or_one_line(trained, start, opt
     start = start.replace("ckpt.pt", f"{out}/ckpt.pt").replace("pipe", f"{out}/pipe")
     argv = [f"--checkpoint={out}", "--device=cpu", "--num_samples=1", "--max_new_tokens=3", f"--start={start}"]
     one_line(sample.main, argv + [f"--{option}" for option in options])
+
+
+# -- Whole scripts -----------------------------------------------------------------------------------------------------
+
+SCRIPT_CASES = int(os.environ.get("NANOGATE_SCRIPT_CASES", 10))
+SECONDS = 60  # a script that is still at work by then has taken its command line
+TINY_RUN = dict(
+    n_layer=1, n_embd=8, n_head=2, block_size=16, batch_size=2, max_iters=2, eval_interval=2, device="cpu",
+    dtype="float32", threads=1,
+)  # fmt: skip
+WORDS = {  # script: keys of a command line in which nothing is wrong; {new} is a folder that is not there yet
+    "train.py": {"dataset": "{text}", "out_dir": "{new}"} | TINY_RUN,
+    "sample.py": {"checkpoint": "{run}", "max_new_tokens": 2, "num_samples": 1, "device": "cpu"},
+    "evaluate.py": {"checkpoint": "{run}", "threads": 1, "device": "cpu"},
+    "meters.py": {"checkpoint": "{run}", "threads": 1, "rows": 2, "device": "cpu", "out": "{new}.json"},
+    "experiment.py": {"arms": {"a": {}}, "base": TINY_RUN, "out_dir": "{new}"},
+    "plot.py": {"folders": "{run}"},
+    "export.py": {"checkpoint": "{run}", "safetensors": "{new}"},
+    "bench.py": {"what": "ops", "device": "cpu", "threads": 1, "out_dir": "{new}"},
+    "data/backcopy/prepare.py": {
+        "text": "{file}", "characters": 8, "triggers": 2, "train_size": 9, "val_size": 3, "out_dir": "{new}",
+    },
+    "data/hub/prepare.py": {"from_dir": "{copies}", "tokenizer": "byte", "out_dir": "{new}"},
+    "data/mqar/prepare.py": {"train_size": 9, "val_size": 3, "out_dir": "{new}"},
+    "data/pystdlib/prepare.py": {"most_bytes": 9999, "out_dir": "{new}"},
+    "data/shakespeare_char/prepare.py": {"from_file": "{file}", "out_dir": "{new}"},
+    "data/states/prepare.py": {"val_size": 3, "out_dir": "{new}"},
+    "data/text/prepare.py": {"paths": "{file}", "out_dir": "{new}"},
+    "data/wikitext103/prepare.py": {"from_dir": "{wiki}", "tokenizer": "byte", "out_dir": "{new}"},
+}  # fmt: skip
+# always given, since without them a script writes beside itself, or asks the internet
+ALWAYS = ("out_dir", "safetensors", "tokenizer", "from_dir", "from_file", "max_iters", "most_bytes")
+WRITTEN = ("out", "out_dir", "safetensors", "to_hf", "whole")  # what is named here may be replaced
+ODD = ["", " ", "0", "1", "-1", "3", "1e3", "nan", "-inf", "1e999", "9" * 30, "None", "true", "[1]", "[]", "{}"]
+ODD += ['{"a": {}}', '{"a": null}', "[[[]]]", "'", "x" * 5000, "\udcff", "\U0001f642", "a,b", "0.5", "64/4"]
+
+
+@pytest.fixture(scope="module")
+def inputs(trained, text, mqar, tmp_path_factory):
+    """{name: path} of what a script may be given: right files, damaged ones, folders, a pipe, devices."""
+    folder = tmp_path_factory.mktemp("inputs")
+    found = {name: folder / name for name in ("run", "text", "mqar", "wiki", "copies", "pipe", "no such")}
+    for name, source in (("run", trained[0]), ("text", text), ("mqar", mqar)):
+        shutil.copytree(source, found[name], ignore=shutil.ignore_patterns("code", "pipe"))
+    meters.main([f"--checkpoint={found['run']}", "--device=cpu", "--rows=2"])
+    found["wiki"].mkdir()
+    for split, times in {"train": 30, "valid": 30, "test": 10}.items():
+        (found["wiki"] / f"wiki.{split}.tokens").write_text(" \n = A Title = \n \n One two three .\n" * times)
+    found["copies"].mkdir()
+    (found["copies"] / "a.jsonl").write_text('{"text": "The quick brown fox."}\n' * 400)
+    os.mkfifo(found["pipe"])
+    whole = (found["run"] / "ckpt.pt").read_bytes()
+    for name, content in {
+        "file": b"The quick brown fox.\n" * 40, "empty": b"", "cut.pt": whole[: len(whole) // 2],
+        "flipped.pt": whole[:999] + b"x" + whole[1000:], "noise.py": bytes(range(256)), "keys.py": b"seed = 3\n",
+        "wrong.py": b"import os\n", "deep.json": b"[" * 100_000, "list.json": b"[1]", "keys.json": b'{"seed": 4}',
+    }.items():  # fmt: skip
+        found[name] = folder / name
+        found[name].write_bytes(content)
+    for name in ("rows.jsonl", "metrics.jsonl", "meters.json", "meta.json", "claims.json"):
+        found[f"odd {name}"] = folder / f"odd_{name}"
+        found[f"odd {name}"].mkdir()
+        (found[f"odd {name}"] / name).write_text('{"arm": 1, "layers": {}, "splits": []}\n')
+    devices = {name: f"/dev/{name}" for name in ("null", "full", "zero")}
+    return {name: str(path) for name, path in found.items()} | devices
+
+
+def command_line(draw, script, inputs, new):
+    """The words of a command line: those it needs, some of them lacking, and keys with values of any kind."""
+    words = WORDS[script]
+    argv = []
+    for name, value in words.items():
+        text = json.dumps(value) if isinstance(value, dict) else str(value).format(**inputs, new=new)
+        if name in ALWAYS or draw.random() < 0.95:
+            argv.append(f"--{name}={text}")
+    fields = [field for field in dataclasses.fields(CONFIGS[script]) if field.name not in ("run", "dry_run", "name")]
+    shapes = ["--{}={}"] * 30 + ["--{}", "-{}={}", "{}={}", "--{} {}", "--x{}={}", "\u2014{}={}"]
+    for _ in range(draw.randint(0, 4)):
+        field = draw.choice(fields)
+        odd = [*ODD, *field.metadata["checks"]["choices"]]
+        value = str(draw.choice(list(inputs.values()) if draw.random() < 0.3 else odd))
+        # a device of this machine, an input of the next case, the folder of the script, all memory, the internet
+        is_spared = field.name in WRITTEN and value in inputs.values() or field.name in ALWAYS and value == "None"
+        if not is_spared and (field.name, value) != ("memory_check", "false"):
+            argv.append(draw.choice(shapes).format(field.name, value))
+    if draw.random() < 0.2 and "/hub/" not in script:  # words without dashes name data sets there
+        argv.insert(draw.randint(0, len(argv)), draw.choice([*inputs.values(), *ODD, "--help", "--"]))
+    return argv
+
+
+def run_script(script, argv, folder):
+    """`python SCRIPT ...` in this process, a fork that ends with it. What it prints on standard error is in `said`."""
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
+    signal.alarm(SECONDS)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    os.dup2(0, 1)
+    os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 2)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", errors="backslashreplace")  # noqa: SIM115
+    sys.argv = [script, *argv]
+    runpy.run_path(str(ROOT / script), run_name="__main__")
+
+
+def contents(inputs):
+    """{file: the hash of its content} of all inputs, but for what meters.py and plot.py write beside a checkpoint."""
+    folder = Path(inputs["file"]).parent
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in ("meters.json", "page.png")]
+    return {file: sha256_of_file(file) for file in files}
+
+
+@pytest.mark.parametrize("script", WORDS)
+def test_any_command_line_of_a_whole_script_ends_with_a_status_and_no_traceback(script, inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "work", lambda *words: None)  # no experiment trains
+    for name in [name for name in bench.PARTS if name != "gaterun"]:  # nor is anything measured
+        part = bench.PARTS[name]
+        monkeypatch.setattr(sys.modules[part.__module__], part.__name__, lambda config, report: report.rows.append({}))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    draw = random.Random(f"{script} {os.environ.get('NANOGATE_SEED', 1)}")
+    before, statuses, wrong = contents(inputs), collections.Counter(), []
+    for case in range(SCRIPT_CASES):
+        folder = tmp_path / str(case)
+        folder.mkdir()
+        argv = command_line(draw, script, inputs, folder / "new")
+        child = multiprocessing.get_context("fork").Process(target=run_script, args=(script, argv, folder))
+        child.start()
+        child.join()
+        said = (folder / "said").read_text(errors="replace")
+        statuses[child.exitcode] += 1
+        is_told = child.exitcode not in (1, 2) or said.count("error: ") == 1
+        if child.exitcode not in (0, 1, 2, -signal.SIGALRM) or "Traceback" in said or not is_told:
+            wrong.append((argv, child.exitcode, said[-2000:]))
+        shutil.rmtree(folder)
+    print(f"{script}: {SCRIPT_CASES} command lines, statuses {dict(statuses)}")
+    assert not wrong, f"{len(wrong)} of {SCRIPT_CASES}: {json.dumps(wrong[:5])}"
+    assert contents(inputs) == before

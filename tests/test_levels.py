@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from small_models import off_its_start
 from test_recurrence import B, H, every_rule, every_shape
 from test_recurrence import make_inputs as recurrence_inputs
 
 from mixer import Levels
-from model import MIXERS, GPTConfig
+from model import GPT, MIXERS, GPTConfig
 from ops.levels import chunked, factors
 from ops.recurrence import quadratic
 
@@ -94,6 +95,9 @@ def test_the_lambda_of_a_mixer_starts_near_softplus_of_zero_and_at_one_it_is_the
     mixer, without, x = make_mixer(name, levels="log_linear"), make_mixer(name), torch.randn(2, 16, 16).double()
     assert len(without.load_state_dict(mixer.state_dict(), strict=False).unexpected_keys) == 2
     assert mixer.levels(x * 0, 0).sub(0.6931472).abs().max() < 1e-6
+    start = GPT(GPTConfig(**SMALL, attention=name, levels="log_linear")).blocks[0].mixer.levels
+    assert (start.scale == 1).all()  # and lambda is softplus(W x)
+    assert torch.equal(start(x.float(), 0).flatten(2), F.softplus(start.proj(x.float())))
     mixer.levels.forward = lambda x, start: torch.ones(*x.shape[:2], mixer.n_head, 5).double()
     assert (mixer(x) - without(x)).abs().max() < 1e-12
 

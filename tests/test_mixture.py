@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -87,6 +88,17 @@ def test_a_run_is_scored_by_part_resumes_to_the_bit_and_keeps_its_weights(run, t
     assert json.loads((whole / "meters.json").read_text())["checkpoints"][0]["folder"] == two[0]
     evaluate.main(words(checkpoint=whole))
     assert f"loss {two[1]}" in capsys.readouterr().out
+
+
+def test_the_numbers_of_a_mixture_are_the_means_of_its_parts_by_weight():
+    mixture = Mixture("x", [stream(9, name="a"), stream(9, name="b")], [3, 1])
+    for part, folder in zip(mixture.parts, "ab", strict=True):
+        part.folder = Path(folder)
+    numbers = {"a": dict(loss=1.0, accuracy=0.2, labels=10), "b": dict(loss=3.0, accuracy=1.0, labels=90)}
+    found = evaluate.of_mixture(mixture, lambda part, weight: numbers[str(part.folder)])
+    assert found.pop("parts") == numbers
+    expected = dict(loss=1.5, perplexity=math.exp(1.5), accuracy=0.4, labels=100)
+    assert found == pytest.approx(expected)
 
 
 def test_drawn_rows_mix_and_a_sample_has_its_share_of_each_part(run, tmp_path, helpers):

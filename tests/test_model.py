@@ -199,6 +199,20 @@ def test_mamba3_is_its_definition_in_complex_numbers():
     torch.testing.assert_close(mixer(x), o @ mixer.out_proj.weight.T, rtol=1e-9, atol=1e-11)
 
 
+def test_mamba3_forgets_in_every_token_however_small_its_a():
+    """A is softplus of a projection, which would round to zero: below 1e-4 it is 1e-4."""
+    mixer, x = make_mixer("mamba3"), random_x()
+    with torch.no_grad():
+        rates = mixer.in_proj(x).split(mixer.parts, dim=-1)
+        dt = F.softplus(rates[1] + mixer.dt_bias)
+    heads = mixer.n_head
+    first_of_a = mixer.parts[0] + heads
+    with torch.no_grad():
+        mixer.in_proj.weight[first_of_a : first_of_a + heads] = -1e3 * x[0, 0]  # softplus(-1e3 |x|^2) = 0
+    log_decay = mixer.project(x[:1, :1], None, 0).log_decay
+    torch.testing.assert_close(log_decay, -1e-4 * dt[:1, :1])
+
+
 def test_monarch_is_its_definition_in_dense_matrices():
     """Its transition as a product of four 64 x 64 matrices. P is a permutation, and every block is orthogonal."""
     mixer, x, n = make_mixer("monarch"), random_x(), 64
@@ -283,6 +297,8 @@ def test_parameters_start_as_promised_and_layers_with_weights_of_their_own(name)
     if name in ("mamba2", "gated_deltanet", "deltaproduct"):
         A, dt = start[mixer + "A_log"].exp(), F.softplus(start[mixer + "dt_bias"])
         assert A.min() >= (1.0 if name == "mamba2" else 0.01) and A.max() <= 16 and 4 < A.mean() < 12
+        many = GPT(make_config(attention=name, n_layer=1, n_embd=512, n_head=256)).blocks[0].mixer.A_log.exp()
+        assert (many.min() < 1.0) == (name != "mamba2") and many.max() > 15.5
         assert dt.min() >= 0.00099 and dt.max() <= 0.101
         assert abs(start[mixer + "conv.weight"]).max() <= 0.5
     if name == "mamba3":

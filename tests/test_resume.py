@@ -379,6 +379,22 @@ def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers):
     assert {file.name for file in out.glob("*.??*")} == names
 
 
+def test_a_run_that_replaces_another_leaves_no_checkpoint_of_it_even_if_it_ends_before_its_first(
+    keys, helpers, monkeypatch
+):
+    out = helpers.train(**keys("out", max_iters=2))
+    old = checkpoints.load(out / "best.pt")["run_id"]
+
+    def interrupted(*words, **keys):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        helpers.train(**keys("out", overwrite=True))
+    left = [out / name for name in ("ckpt.pt", "best.pt") if (out / name).exists()]
+    assert all(checkpoints.load(file)["run_id"] != old for file in left)
+
+
 @pytest.mark.parametrize("case", [dict(dropout=0.1), dict(optimizer="muon", gate="elementwise")], ids=str)
 def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(case, run, helpers):
     whole = run("whole", **case)

@@ -81,6 +81,14 @@ def test_what_is_there_is_shown_before_the_rest_has_run(tmp_path, capsys):
     assert "1 rows are not shown: they have other keys" in said and " exploratory: not run " in said
 
 
+def test_of_two_rows_of_a_run_the_one_that_ended_last_counts_wherever_it_stands(tmp_path):
+    (row,) = rows_of(listed(seeds=[0], arms={"none": {}}))
+    older, newer = row | {"ended": 100.0, "accuracy": 0.1}, row | {"ended": 200.0, "accuracy": 0.2}
+    for rows in ([older, newer], [newer, older], [row, newer], [newer, row]):  # older rows had no "ended"
+        write_rows(tmp_path, rows)
+        assert read_rows(tmp_path) == [newer]
+
+
 def test_rows_of_another_metric_or_data_script_are_not_taken_for_this_experiment(tmp_path, helpers):
     config = listed(arms={"none": {}}, data={"val_size": 50})
     rows = [row | {"prepare": "mqar"} for row in rows_of(config)]
