@@ -76,6 +76,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
             f"{processes.world_size} processes that share the micro-steps"
         )
+    dtype = processes.from_main(pick_dtype(config.dtype, processes.device_type))
     dataset = open_dataset(config.dataset, config.mask_documents)
     if config.mask_documents and not dataset.mask_documents:
         raise UserError(f"mask_documents=True: {dataset.folder} has rows and no documents; leave mask_documents out")
@@ -95,7 +96,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
     processes.on_main(memory.check_training, config, dataset, processes)
     with contextlib.ExitStack() as held, OutDir(config, processes, resumed) as out, ThreadPoolExecutor(1) as reader:
         held.enter_context(processes.signals_held())
-        train(config, processes, dataset, out, reader, held, resumed, source, notes)
+        train(config, processes, dtype, dataset, out, reader, held, resumed, source, notes)
 
 
 # -- What a step takes: its rate, the model, the optimizers, its batches, its loss -------------------------------------
@@ -201,13 +202,12 @@ def is_compiled(config: TrainConfig, device_type: str) -> bool:
 
 
 def train(
-    config: TrainConfig, processes: Processes, dataset: Dataset, out: OutDir, reader: ThreadPoolExecutor,
+    config: TrainConfig, processes: Processes, dtype: str, dataset: Dataset, out: OutDir, reader: ThreadPoolExecutor,
     held: contextlib.ExitStack, resumed, source, notes,
 ) -> None:  # fmt: skip
     """Trains from the first step to max_iters, or until stop_above says that the task is solved. held: holds signals
     back until the last step has been saved."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
-    dtype = processes.from_main(pick_dtype(config.dtype, device_type))
 
     # model, optimizers
     model, new, notes_of_model = make_model(config, resumed, source)
