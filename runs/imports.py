@@ -42,17 +42,18 @@ def modules_of(text: bytes, package: tuple[str, ...]) -> list[list[str]]:
             around = list(package[: len(package) - node.level + 1]) if node.level else []
             module = around + (node.module.split(".") if node.module else [])
             modules += [module] + [[*module, alias.name] for alias in node.names]
-        elif isinstance(node, ast.Call) and is_import_by_name(node):
-            modules.append(node.args[0].value.split("."))
+        elif isinstance(node, ast.Call):
+            modules += [name.split(".") for name in names_in_call(node)]
     return modules
 
 
-def is_import_by_name(call: ast.Call) -> bool:
-    """Whether this is importlib.import_module("a.b") or __import__("a.b"), of a name that stands there."""
+def names_in_call(call: ast.Call) -> list[str]:
+    """["a.b"] of importlib.import_module("a.b") and of __import__("a.b"), [] of other calls and of computed names."""
     function = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if function not in ("import_module", "__import__") or not call.args:
-        return False
-    return isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+        return []
+    name = getattr(call.args[0], "value", None)
+    return [name] if isinstance(name, str) else []
 
 
 def files_of(root: Path, module: list[str]) -> Iterator[str]:
