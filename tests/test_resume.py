@@ -445,7 +445,7 @@ def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_b
         out = run("out", init_from="auto", max_iters=max_iters, lr_decay_iters=14, **case)
         if max_iters == 4:  # a kill has left rows of later steps, the last one cut
             with open(out / "metrics.jsonl", "a") as file:
-                file.write('{"event": "train", "step": 4, "loss": 1.0}\n{"event": "tra')
+                file.write('{"event": "train", "step": 4, "loss": 1.0, "tokens_per_second": 9}\n{"event": "tra')
     check_same_run(whole, out, helpers)
     (out / "ckpt.pt").unlink()  # a kill between best.pt and ckpt.pt, in the first save of all
     run("out", init_from="auto", max_iters=3)
