@@ -266,7 +266,7 @@ class TrainConfig(GPTConfig):
     dtype: str = key(
         "auto",
         "dtype of matrix products; weights stay float32. auto on a CPU: what a short test finds faster; name "
-        "one to repeat a run; float16 is for GPUs",
+        "one to repeat a run; float16 is for GPUs, and refused on a CPU",
         choices=("auto", *DTYPES),
     )
     compile: str = key("auto", "torch.compile; auto: for 500 steps or more on a GPU", choices=("auto", "true", "false"))

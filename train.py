@@ -77,6 +77,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
             f"{processes.world_size} processes that share the micro-steps"
         )
+    dtype = processes.from_main(pick_dtype(config.dtype, processes.device_type))
     dataset = open_dataset(config.dataset, config.mask_documents)
     if config.mask_documents and not dataset.mask_documents:
         raise UserError(f"mask_documents=True: {dataset.folder} has rows and no documents; leave mask_documents out")
@@ -95,7 +96,7 @@ def run(config: TrainConfig, processes: Processes, resumed: dict | None, source:
         raise DataError(f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}")
     processes.on_main(memory.check_training, config, dataset, processes)
     with contextlib.ExitStack() as held, OutDir(config, processes, resumed) as out, ThreadPoolExecutor(1) as reader:
-        train(config, processes, dataset, out, reader, held, resumed, source, notes)
+        train(config, processes, dtype, dataset, out, reader, held, resumed, source, notes)
 
 
 # -- What a step takes: its rate, the model, the optimizers, its batches, its loss -------------------------------------
@@ -206,13 +207,12 @@ def is_compiled(config: TrainConfig, device_type: str) -> bool:
 
 
 def train(
-    config: TrainConfig, processes: Processes, dataset: Dataset, out: OutDir, reader: ThreadPoolExecutor,
+    config: TrainConfig, processes: Processes, dtype: str, dataset: Dataset, out: OutDir, reader: ThreadPoolExecutor,
     held: contextlib.ExitStack, resumed, source, notes,
 ) -> None:  # fmt: skip
     """Trains from the first step to max_iters, or until stop_above says that the task is solved. held: its end lets go
     of the signals, which are held from the first step on."""
     device, device_type, world_size = processes.device, processes.device_type, processes.world_size
-    dtype = processes.from_main(pick_dtype(config.dtype, device_type))
 
     # model, optimizers
     model, new, notes_of_model = make_model(config, resumed, source)

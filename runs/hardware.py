@@ -19,6 +19,7 @@ from configurator import UserError
 from runs.streams import end_by, tell
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOO_SLOW = {("float16", "cpu")}  # (dtype, device): nine times slower than float32
 # how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes
 MOST_WAIT = datetime.timedelta(minutes=10)
 SIGNAL_STEPS = 10  # several processes look for a signal every so many steps, at most: each look is a wait for all
@@ -51,11 +52,20 @@ def pick_device(name: str) -> str:
     return name
 
 
-@functools.cache  # the probe of a CPU takes a while, and might not find the same twice
 def pick_dtype(name: str, device: str) -> str:
-    """The name of the dtype of matrix products; for auto that of the device's fastest ones."""
-    if name != "auto":
-        return name
+    """The name of the dtype of matrix products; for auto that of the device's fastest ones.
+
+    Raises UserError for a dtype in which the device is far slower than in float32.
+    """
+    if (name, device) in TOO_SLOW:
+        raise UserError(
+            f"dtype={name}: on a {device} it is several times slower than float32; take float32, bfloat16, or a GPU"
+        )
+    return fastest_dtype(device) if name == "auto" else name
+
+
+@functools.cache  # the probe of a CPU takes a while, and might not find the same twice
+def fastest_dtype(device: str) -> str:
     if device == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if device == "mps":

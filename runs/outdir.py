@@ -32,14 +32,20 @@ from runs import checkpoint as checkpoints
 from runs import files, sharded
 from runs.files import write_text
 from runs.hardware import Processes
+from runs.imports import imported_files
 from runs.parallel import gathered
+from runs.rules import wrong_field
 
 ROOT = Path(__file__).resolve().parents[1]
-# what the numbers of a run depend on, but for most of runs/: another version of one of them may give other numbers
-OPS = tuple(f"ops/{name}.py" for name in ("__init__", "recurrence", "levels", "kernels", "layers", "fast", "loss"))
-MODEL = ("model.py", "mixers.py", "mixer.py", "gate.py", "keys.py")
-RESULT_FILES = (*MODEL, *OPS, "train.py", "optim.py", "evaluate.py", "data/shards.py", "data/drawn.py")
-RESULT_FILES += ("runs/probe.py", "study/interventions.py")  # meters, and scores of changed models
+# what a line of metrics.jsonl has, and one of each event besides; rules.wrong_field says how the tables are read
+ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}
+NUMBER, NOT_NEGATIVE, SECONDS = (float, -1e30, 1e30), (float, 0, 1e30), (float, 0, 1e12)
+EVALUATED = {"val_loss": NOT_NEGATIVE, "accuracy": (float, 0, 1), "labels": (int, 1, 1 << 60)}
+OF_EVENT: dict = {
+    "train": {"loss": NUMBER, "tokens_per_second": NOT_NEGATIVE, "grad_norm?": (*NOT_NEGATIVE, None)},
+    "eval": EVALUATED | {"seconds?": SECONDS, "meters?": (dict, 0, 9999)},
+    "end": EVALUATED | {"seconds": SECONDS, "eval_seconds?": SECONDS, "whole?": (bool, 0, 1)},
+}  # fmt: skip
 # what meters.py and plot.py write of a run: {name: its kind in files.OUTPUTS}
 OF_OTHER_SCRIPTS = {
     "meters.json": "meters",
@@ -48,7 +54,6 @@ OF_OTHER_SCRIPTS = {
     "curves.png": "figure",
     "page.html": "page of a text",
 }
-ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what every line of metrics.jsonl has
 
 
 @dataclasses.dataclass
@@ -163,7 +168,7 @@ class OutDir:
             # a run that goes on from step n has lost what came after. The evaluation at n came after the save: if it
             # is better than the best so far, the run ended before it was saved once more, as best.pt
             best = self.resumed["best_val_loss"]
-            for row in files.read_jsonl(self.rows, ROW):
+            for row in read_metrics(self.rows):
                 is_saved = row["step"] == first_step and row["event"] == "eval" and row["val_loss"] >= best
                 if row["step"] < first_step or is_saved:
                     self.kept.append(row)
@@ -239,10 +244,21 @@ class OutDir:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def read_metrics(file: Path) -> list[dict]:
+    """The rows of a run's metrics.jsonl; none where there is no file. Raises UserError, which names the line and the
+    field, for one that is damaged or lacks what rows of its event have."""
+    rows = files.read_jsonl(file, ROW)
+    for number, row in enumerate(rows, 1):
+        if wrong := wrong_field(row, OF_EVENT.get(row["event"], {})):
+            raise UserError(f"{file} line {number}: {wrong}; remove the line")
+    return rows
+
+
 def code_of_the_project() -> list[str]:
-    """The files of code, but for tests and what lies deeper than a folder: enough to run any script of a run."""
+    """The files of code, but for tests: those at most a folder deep, and all that they import, however deep it lies.
+    They are enough to run any script of a run."""
     found = [file.relative_to(ROOT) for pattern in ("[!.]*.py", "[!.]*/[!.]*.py") for file in ROOT.glob(pattern)]
-    return sorted(str(file) for file in found if file.parts[0] != "tests")
+    return imported_files(ROOT, [str(file) for file in found if file.parts[0] != "tests"])
 
 
 def check_same_start(processes: Processes, config: Any, paths: Collection[str]) -> None:
@@ -255,8 +271,13 @@ def check_same_start(processes: Processes, config: Any, paths: Collection[str]) 
 
 
 def code_sha256() -> tuple[str, dict[str, str]]:
-    """(SHA-256 of RESULT_FILES together, {file: its own})."""
-    by_file = sha256_of(RESULT_FILES)
+    """(SHA-256 of the code of a run, {file: its own SHA-256}).
+
+    The code is train.py and every file of the repository that it imports, directly or through others. It is read off
+    the files (runs/imports.py): all runs of one state of the repository have the same hash, whichever options they have
+    and whichever of the modules those have loaded. Rows of an experiment whose hashes differ are of different code.
+    """
+    by_file = sha256_of(imported_files(ROOT, ["train.py"]))
     return hashlib.sha256(json.dumps(by_file).encode()).hexdigest(), by_file
 
 

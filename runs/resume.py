@@ -5,29 +5,42 @@ that starts from the weights of another has that one's keys of the model, with t
 """
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 
 import torch
 
 import configurator
-from configurator import UserError
+from configurator import UserError, show
 from gate import Gate
 from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import files, sharded
+from runs.checkpoint import TEXT
+from runs.hardware import DTYPES
 from runs.outdir import code_sha256
 from runs.parallel import part_of, rows_of
+from runs.rules import Rule, wrong_field
 
-# what a checkpoint must hold for --init_from=resume
-STATE = (
-    "optimizer", "scaler", "iter_num", "best_val_loss", "seconds", "eval_seconds", "rng", "run_id", "data", "config",
-    "dtype", "new", "code_files",
-)  # fmt: skip
+# what a checkpoint must hold for --init_from=resume; rules.wrong_field says how the tables are read
+SECONDS = (float, 0, 1e12)
+STATE = {
+    "optimizer": {"state": {str: (dict, 0, 99)}},  # load_optimizers looks at the tensors
+    "scaler": (dict, 0, 99), "iter_num": (int, 0, 1 << 60), "seconds": SECONDS, "eval_seconds": SECONDS,
+    "best_val_loss": (float, 0, math.inf), "rng": object, "run_id": (str, 32, 32), "data": {"sha256": TEXT},
+    "config": {str: object}, "dtype": set(DTYPES), "new": [TEXT, 0, 1 << 20], "code_files": {str: TEXT},
+}  # fmt: skip
+FINITE_LOSS = (float, 0, 1e30)  # of the best one, once there was an evaluation
+SCALER = {  # of float16; in another dtype it is off, and has no state
+    "scale": Rule(float, above=0, at_most=1e38), "growth_factor": (float, 1, 1e9), "backoff_factor": (float, 1e-9, 1),
+    "growth_interval": (int, 1, 1 << 60), "_growth_tracker": (int, 0, 1 << 60),
+}  # fmt: skip
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
 OF_SCHEDULE = ("schedule", "decay_iters", "lr_decay_iters", "min_lr")
 MOMENTS = {"AdamW": {"exp_avg", "exp_avg_sq", "step"}, "Muon": {"momentum_buffer"}}
+NEVER_NEGATIVE = ("exp_avg_sq", "step")  # AdamW takes the root of the one, and divides by what the other gives
 # seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is gone (NFS 4: 90)
 LOCK_WAIT = 120.0
 DERIVED = (("dtype", "auto"), ("vocab_size", None), ("head_dim", None))  # keys that stand for what the run has derived
@@ -63,6 +76,8 @@ def go_on(given: dict, file: Path) -> tuple:
     resumed, about = checkpoints.load(file, mapped=True, parts=()) | {"written": written}, file.with_name("config.json")
     if missing := [name for name in STATE if name not in resumed]:
         raise UserError(f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights")
+    if wrong := wrong_state(resumed):
+        raise UserError(f"{file}: no run can go on from it ({wrong})")
     if os.path.isfile(about) and resumed["run_id"] not in about.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"{file}: not of the run that {about} describes; put its own one back")
     before = dataclasses.asdict(configurator.build(TrainConfig, resumed["config"], source=str(file)))
@@ -79,14 +94,36 @@ def go_on(given: dict, file: Path) -> tuple:
     new = dict.fromkeys(OF_SCHEDULE) | {"decay_lr": True} if is_other else {}
     values = before | new | given | of_model | {"dtype": resumed["dtype"]}
     config = configurator.build(TrainConfig, values, source=str(file))
+    had, asked = rows_of_step(before), rows_of_step(dataclasses.asdict(config))
+    if asked != had:
+        raise UserError(
+            f"batch_size={config.batch_size}, gradient_accumulation_steps={config.gradient_accumulation_steps}: {file} "
+            f"has {had} rows a step, which a resumed run keeps, and not {asked}: its place in the data is the step "
+            f"times the rows; --init_from={file} --keep_moments=true goes on with other rows as a new run"
+        )
     if resumed["iter_num"] > config.max_iters:
         raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
     for name in ("dtype", "keep_moments", *["new_lr_scale"] * (not resumed["new"])):
         del before[name]  # what was derived of auto, and what does nothing here
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
-    if changed := [name for name, digest in code_sha256()[1].items() if resumed["code_files"].get(name) != digest]:
+    then, now = resumed["code_files"], code_sha256()[1]
+    if changed := sorted(name for name in then | now if then.get(name) != now.get(name)):
         notes.append(f"the code has changed since this checkpoint: {', '.join(changed)}")
     return config, resumed, None, notes + differences(config, given, before, "the checkpoint")
+
+
+def wrong_state(resumed: dict) -> str | None:
+    """Says in words what is wrong with a field that a run goes on from, or returns None."""
+    if wrong := wrong_field(resumed, STATE):
+        return wrong
+    is_evaluated = resumed["iter_num"] > 0  # the first evaluation is at step 0, unless a signal comes before it
+    scaler = SCALER if resumed["dtype"] == "float16" else (dict, 0, 0)
+    return wrong_field(resumed, {"scaler": scaler} | ({"best_val_loss": FINITE_LOSS} if is_evaluated else {}))
+
+
+def rows_of_step(keys: dict) -> int:
+    """How many examples a step reads, whatever the number of processes."""
+    return keys["batch_size"] * keys["gradient_accumulation_steps"]
 
 
 def start_from_weights(given: dict, path: str) -> tuple:
@@ -103,8 +140,11 @@ def start_from_weights(given: dict, path: str) -> tuple:
         raise UserError(f"gate_activation={config.gate_activation!r}: would change the gates that {path} has: {had!r}")
     notes = differences(config, given, of_model, path)
     if config.keep_moments:
-        if missing := [name for name in ("optimizer", "config", "iter_num") if name not in source]:
+        needed = ("optimizer", "config", "iter_num")
+        if missing := [name for name in needed if name not in source]:
             raise UserError(f"keep_moments=True: {path} has no {missing[0]}; a run's ckpt.pt or best.pt has it")
+        if wrong := wrong_field(source, {name: STATE[name] for name in needed}):
+            raise UserError(f"keep_moments=True: {path}: {wrong}")
         had = configurator.build(TrainConfig, source["config"], source=path).optimizer
         if had != config.optimizer:
             raise UserError(f"keep_moments=True: {path} has the moments of {had}, not of optimizer={config.optimizer}")
@@ -152,10 +192,14 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
             if moments and moments.keys() != MOMENTS.get(kind, moments.keys()):
                 raise ValueError(f"its optimizer's state is not {kind}'s")
             for part, tensor in moments.items():
+                if not isinstance(tensor, torch.Tensor):
+                    raise ValueError(f"its optimizer's {part} of {name} is {show(tensor)}, which is no tensor")
                 is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()  # torch's NAdam has another
                 shape = () if is_number else tuple(parameter.shape)
                 if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(rows_of(parameter, tensor)):
                     raise ValueError(f"its optimizer's {part} of {name} is no finite tensor of shape {shape}")
+                if part in NEVER_NEGATIVE and (rows_of(parameter, tensor) < 0).any():
+                    raise ValueError(f"its optimizer's {part} of {name} is negative")
                 # what this process needs is copied: the tensors lie in the file
                 ours = part_of(parameter, tensor).to(parameter.device, copy=True) if shape else tensor.clone()
                 state.setdefault(number, {})[part] = ours

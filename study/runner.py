@@ -27,9 +27,8 @@ import torch
 
 from configurator import UserError
 from runs import files
-from runs.files import read_jsonl
 from runs.hardware import pick_device, signals_to, usable_cores
-from runs.outdir import ROOT, ROW, write_text
+from runs.outdir import ROOT, read_metrics, write_text
 from runs.streams import tell
 from study import report
 from study.plan import Plan, name_of, steps_of
@@ -239,7 +238,7 @@ def is_kept(item: dict, out_dir: Path) -> bool:
     run, folder = run_of(item), out_dir / name_of(item)
     if not is_of(run, folder) or not (folder / "ckpt.pt").is_file():
         return False
-    return [row["event"] for row in read_jsonl(folder / "metrics.jsonl", ROW)][-1:] == ["end"]
+    return [row["event"] for row in read_metrics(folder / "metrics.jsonl")][-1:] == ["end"]
 
 
 def prepare(config, keys: dict, seed: int, place: Path) -> Path:
@@ -295,7 +294,7 @@ def start_process(command, folder: Path, threads: int, gpu: str | None, processe
 def check_end(folder: Path, status: int) -> list[dict]:
     """The rows of metrics.jsonl of a run whose process has ended. Raises UserError for a crash; to stop where the loss
     is not finite is none."""
-    metrics = read_jsonl(folder / "metrics.jsonl", ROW)
+    metrics = read_metrics(folder / "metrics.jsonl")
     was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"  # status 1 is any exception's, too
     if status and not was_stopped or "eval" not in [row["event"] for row in metrics]:
         lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()

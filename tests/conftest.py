@@ -34,6 +34,7 @@ from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
+from runs import hardware  # noqa: E402
 from runs.files import parse_json  # noqa: E402
 from study import drawing, report, runner  # noqa: E402
 
@@ -155,6 +156,12 @@ def pytest_exception_interact(node, call):
 def same_random_numbers():
     """Random weights and inputs are the same, whichever tests ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def float16_on_a_cpu(monkeypatch):
+    """float16, which is refused on a CPU, runs in this process: its loss scale is for GPUs, and is tested without."""
+    monkeypatch.setattr(hardware, "TOO_SLOW", set())
 
 
 @pytest.fixture(scope="session")

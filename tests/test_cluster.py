@@ -265,7 +265,7 @@ def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, h
     case = dict(meters="true", eval_interval=4, lr_decay_iters=8, logger="tensorboard", gradient_accumulation_steps=1)
     out = helpers.train(**keys("out", max_iters=6, **case))
     with open(out / "metrics.jsonl", "a", encoding="utf-8") as file:  # steps that a kill has undone
-        file.write(json.dumps({"event": "train", "step": 6, "loss": 99.0}) + "\n")
+        file.write(json.dumps({"event": "train", "step": 6, "loss": 99.0, "tokens_per_second": 9}) + "\n")
     helpers.train(**keys("out", max_iters=8, init_from="auto", **case))
     board = accumulators.EventAccumulator(str(out / "tensorboard"), {"scalars": 0})
     board.Reload()

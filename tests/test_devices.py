@@ -2,10 +2,12 @@
 
 import contextlib
 import functools
+import importlib
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import time
 import traceback
@@ -15,6 +17,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import bench
+import evaluate
+import meters
 import model as nanogate
 import train
 from data.mqar import prepare as mqar_prepare
@@ -71,14 +76,40 @@ def test_every_script_takes_tf32_with_its_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_on_the_cpu_stays_near_float32(run, tmp_path, helpers, dtype):
+def test_half_precision_on_the_cpu_stays_near_float32(run, tmp_path, helpers, float16_on_a_cpu, dtype):
     half, full = (helpers.losses(run(name, dtype=name)) for name in (dtype, "float32"))
     assert half == pytest.approx(full, rel=5e-3) and half != full
     weights = checkpoints.load(tmp_path / dtype)["model"].values()
     assert {tensor.dtype for tensor in weights} == {torch.float32}
 
 
-def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(run, helpers, monkeypatch):
+def test_float16_on_a_cpu_is_refused_by_every_script_before_it_writes(run, trained, mqar, tmp_path, helpers):
+    half = shutil.copytree(trained, tmp_path / "half")  # trained on a GPU that has no bfloat16
+    scaler = dict(scale=1.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, _growth_tracker=0)
+    whole = checkpoints.load(trained, parts=checkpoints.ALL)
+    checkpoints.save(half / "ckpt.pt", whole | dict(dtype="float16", scaler=scaler))
+    asked = dict(device="cpu", dtype="float16")
+    of_trained = dict(checkpoint=trained, dataset=mqar)
+    calls = {
+        "train": functools.partial(run, "new", dtype="float16"),
+        "resume": functools.partial(run, "half", init_from="resume", dtype="auto"),
+        "evaluate": lambda: evaluate.main(helpers.words(**of_trained, **asked, out=tmp_path / "new")),
+        "evaluate in the dtype of the run": lambda: evaluate.main(helpers.words(checkpoint=half, device="cpu")),
+        "meters": lambda: meters.main(helpers.words(**of_trained, **asked, out=tmp_path / "new")),
+        "bench": lambda: bench.main(["ops", *helpers.words(**asked, out_dir=tmp_path / "new")]),
+    }
+    if importlib.util.find_spec("lm_eval"):
+        harness = importlib.import_module("harness")
+        calls["harness"] = lambda: harness.NanogateLM(checkpoint=trained, **asked)
+    for name, call in calls.items():
+        message = helpers.error_of(call)
+        assert message.startswith("dtype=float16: on a cpu it is several times slower than float32; take float32"), name
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(
+    run, helpers, monkeypatch, float16_on_a_cpu
+):
     start_too_high = functools.partial(torch.amp.GradScaler, init_scale=2.0**60)
     monkeypatch.setattr(torch.amp, "GradScaler", start_too_high)
     out = run("half", dtype="float16", max_iters=1)
@@ -106,7 +137,7 @@ OURS, places = tuple(f"{outdir.ROOT}/{name}" for name in ("ops/", "runs/", "trai
     ("mixer", "dtype"),
     [("softmax", "float32"), ("softmax", "float16"), *((mixer, "bfloat16") for mixer in ("gla", "mamba2", "kda"))],
 )
-def test_no_step_waits_for_a_gpu(run, text, monkeypatch, mixer, dtype):
+def test_no_step_waits_for_a_gpu(run, text, monkeypatch, float16_on_a_cpu, mixer, dtype):
     micro_loss, zero_grad, watch = train.micro_loss, GPT.zero_grad, contextlib.ExitStack()
 
     def loss(*args):  # a step begins with its first one, and ends with zero_grad

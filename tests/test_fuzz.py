@@ -432,7 +432,11 @@ def run_script(script, argv, folder):
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(0, 1)
     os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 2)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", errors="backslashreplace")  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(0, encoding="utf-8"),
+        open(1, "w", encoding="utf-8"),
+        open(2, "w", encoding="utf-8", errors="backslashreplace"),
+    )  # noqa: SIM115
     sys.argv = [script, *argv]
     runpy.run_path(str(ROOT / script), run_name="__main__")
 

@@ -3,10 +3,12 @@
 import functools
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 import time
@@ -20,7 +22,7 @@ import configurator
 import model
 import train
 from runs import checkpoint as checkpoints
-from runs import files, hardware
+from runs import files, hardware, outdir
 from runs.checkpoint import load_model
 from runs.resume import where_to_start
 
@@ -40,9 +42,14 @@ CASES = {
 KEYS = dict(gradient_accumulation_steps=2, max_iters=14, n_layer=1, n_embd=32)
 
 
+def train_in_any_dtype(words):
+    hardware.TOO_SLOW.clear()  # float16 is refused on a CPU; its loss scale is for GPUs, and is tested here without
+    train.main(words)
+
+
 def start(keys, helpers):
     """train.py in a process of its own."""
-    process = FORKS.Process(target=train.main, args=(helpers.words(**keys),))
+    process = FORKS.Process(target=train_in_any_dtype, args=(helpers.words(**keys),))
     process.start()
     return process
 
@@ -294,7 +301,7 @@ def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(had, start, g
 
 def test_what_no_run_can_go_on_from_is_one_line_and_no_moment_of_another_shape_reaches_the_optimizer(keys, helpers):
     out, again = helpers.train(**keys("out", max_iters=4)), keys("out", init_from="resume", dtype="auto")
-    whole, rows = checkpoints.load(out), (out / "metrics.jsonl").read_text()
+    whole = checkpoints.load(out)
     state = whole["optimizer"]["state"]
 
     def refused(expected, **changed):
@@ -305,26 +312,141 @@ def test_what_no_run_can_go_on_from_is_one_line_and_no_moment_of_another_shape_r
     for lacks in ("optimizer", "rng", "data"):
         words = f"has no {lacks}, to resume; --init_from={out}/ckpt.pt starts a new run from its weights"
         refused(words, **{lacks: None})
-    refused(f"not of the run that {out}/config.json describes; put its own one back", run_id="another")
-    for wrong in (dict(optimizer={}), dict(scaler={"scale": 1.0}, dtype="float16"), dict(rng=torch.zeros(3))):
-        refused("no run can go on from it (", **wrong)
+    refused(f"not of the run that {out}/config.json describes; put its own one back", run_id="0" * 32)
+    for wrong in (
+        torch.zeros(3),
+        torch.zeros_like(whole["rng"]),
+        whole["rng"].float(),
+        whole["rng"].to("meta"),
+        5,
+        None,
+    ):
+        refused("no run can go on from it (", rng=[] if wrong is None else wrong)
     for part, wrong in [
         ("exp_avg", torch.zeros(3)), ("exp_avg_sq", torch.zeros(32, 31)),
         ("step", torch.zeros(2)), ("exp_avg", torch.full((32, 32), torch.nan)),
         # one number that all entries share: the right shape, and a kernel that takes it for dense writes past its end
-        ("exp_avg", torch.zeros(1, 1).expand(32, 32)),
+        ("exp_avg", torch.zeros(1, 1).expand(32, 32)), ("step", torch.tensor(torch.inf)),
     ]:  # fmt: skip
         words = f"no run can go on from it (its optimizer's {part} of wte.weight is no finite tensor of shape"
         refused(words, optimizer={"state": state | {"wte.weight": state["wte.weight"] | {part: wrong}}})
+    for part, wrong, words in [
+        ("exp_avg", 5, "is 5, which is no tensor"), ("step", True, "is True, which is no tensor"),
+        ("exp_avg_sq", -torch.ones(32, 32), "is negative"), ("step", torch.tensor(-1.0), "is negative"),
+    ]:  # fmt: skip
+        wrong_state = {"state": state | {"wte.weight": state["wte.weight"] | {part: wrong}}}
+        refused(f"no run can go on from it (its optimizer's {part} of wte.weight {words}", optimizer=wrong_state)
     words = "no run can go on from it (its optimizer's state is not AdamW's"
     refused(words, optimizer={"state": state | {"wte.weight": {"momentum": torch.zeros(32, 32)}}})
     others = {name.replace("wte.weight", "other"): parts for name, parts in state.items()}
     words = f"no run can go on from it (its optimizer has {len(state)} parameters, of other names than the model's"
     refused(words, optimizer={"state": others})
-    checkpoints.save(out / "ckpt.pt", whole)
-    (out / "metrics.jsonl").write_text(rows.replace('"step": 1,', '"step": "x",'))
-    message = helpers.error_of(helpers.train, **again)
-    assert re.fullmatch(rf"{out}/metrics.jsonl line \d: damaged; remove the line", message)
+
+
+NO_NUMBER = [True, "1.0", None, math.nan, math.inf, -math.inf, -1.0, [], {}, torch.ones(())]
+LIES = {  # of a field of a checkpoint: values that no run has written there
+    "run_id": [True, 5, None, [], b"x" * 32, "", "e", "x" * 1000],
+    "config": [True, None, 5, [], "config", {5: 1}, {"n_layer": True}, {"n_layers": 2}, {"batch_size": math.inf}],
+    "code_files": [True, None, 5, [], ["model.py"], {"model.py": None}, {5: "a"}, {"model.py": {}}],
+    "best_val_loss": NO_NUMBER,
+    "seconds": NO_NUMBER,
+    "eval_seconds": NO_NUMBER,
+    "iter_num": [True, "4", None, 4.0, math.nan, math.inf, -1, 10**30, [], torch.ones(())],
+    "new": [True, None, 5, math.inf, "wte.weight", {}, [5], [None], [["wte.weight"]]],
+    "dtype": [True, None, 5, "float8", "auto", [], torch.float32],
+    "data": [True, None, 5, [], {}, {"sha256": None}, {"sha256": 5}, {"sha256": "another"}],
+    "optimizer": [True, None, 5, [], {}, {"state": None}, {"state": []}, {"state": {5: {}}}, {"state": {"a": 5}}],
+    "scaler": [True, None, 5, [], {"scale": 1.0}],
+    "model_args": [True, None, 5, [], {5: 1}, {"n_layer": True}],
+}
+SCALE = {"scale": 1.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0}
+SCALES = {
+    "scale": [*NO_NUMBER, 0.0], "growth_factor": NO_NUMBER, "backoff_factor": [*NO_NUMBER, 0.0, 2.0],
+    "growth_interval": [True, "1", None, 0, -1, 1.5, math.inf], "_growth_tracker": [True, "1", None, -1, 1.5, math.inf],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [*LIES, *(f"scaler.{name}" for name in SCALES)])
+def test_a_field_of_a_checkpoint_that_lies_is_named_in_one_line_and_nothing_is_written(
+    field, keys, helpers, trained, tmp_path
+):
+    out = Path(shutil.copytree(trained, tmp_path / "out"))
+    whole, again = checkpoints.load(out, parts=checkpoints.ALL), keys("out", **helpers.tiny, init_from="resume")
+    again = {name: again[name] for name in ("dataset", "out_dir", "init_from")}
+    _, _, name = field.rpartition(".")
+    for lie in SCALES[name] if name in SCALES else LIES[field]:
+        changed = {"dtype": "float16", "scaler": SCALE | {name: lie}} if name in SCALES else {field: lie}
+        checkpoints.save(out / "ckpt.pt", whole | changed)
+        before = contents(out)
+        message = helpers.error_of(train.main, helpers.words(**again))
+        is_of_data = field == "data" and lie == {"sha256": "another"}
+        assert "not the data that" in message if is_of_data else f"{out}/ckpt.pt" in message, (lie, message)
+        assert field in message or field in ("data", "config", "model_args"), (lie, message)
+        assert contents(out) | {Path("lock"): b""} == before | {Path("lock"): b""}
+
+
+def test_before_the_first_evaluation_there_is_no_best_loss(run, keys, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(hardware.Processes, "stop_signal", lambda self, step, log_interval: 15)
+        run("out")
+    assert checkpoints.load(keys("out")["out_dir"])["best_val_loss"] == math.inf
+    assert checkpoints.load(run("out", init_from="resume"))["best_val_loss"] < 5
+
+
+WRONG_ROWS = [  # (the event of a row, what is changed in it, what is named)
+    ("train", {"step": "x"}, "damaged"), ("train", {"event": 5}, "damaged"), ("train", {"step": -1}, "damaged"),
+    *((event, {name: wrong}, name) for event, name in [
+        ("train", "loss"), ("train", "tokens_per_second"), ("eval", "val_loss"), ("eval", "accuracy"),
+        ("eval", "labels"), ("end", "val_loss"), ("end", "accuracy"), ("end", "labels"), ("end", "seconds"),
+    ] for wrong in ("gone", True, "1", None, [], 1e300)),
+    ("eval", {"accuracy": 2.0}, "accuracy"), ("eval", {"labels": 0}, "labels"), ("eval", {"seconds": -1}, "seconds"),
+    ("eval", {"meters": []}, "meters"), ("end", {"whole": 1}, "whole"), ("end", {"eval_seconds": []}, "eval_seconds"),
+    ("train", {"grad_norm": "x"}, "grad_norm"),
+]  # fmt: skip
+
+
+def test_a_row_of_the_metrics_that_lacks_a_field_or_lies_is_named_with_its_line(trained, helpers, tmp_path):
+    rows, file = helpers.metrics(trained), tmp_path / "metrics.jsonl"
+    for event, changed, named in WRONG_ROWS:
+        number = next(i for i, row in enumerate(rows) if row["event"] == event)
+        wrong = {name: value for name, value in (rows[number] | changed).items() if value != "gone"}
+        lines = [json.dumps(row) for row in [*rows[:number], wrong, *rows[number + 1 :]]]
+        file.write_text("\n".join(lines) + "\n")
+        message = helpers.error_of(outdir.read_metrics, file)
+        assert message.startswith(f"{file} line {number + 1}: "), message
+        assert named in message and message.endswith("; remove the line"), message
+
+
+def test_a_run_does_not_go_on_over_a_row_without_its_fields(keys, helpers):
+    out = helpers.train(**keys("out", max_iters=4))
+    rows = (out / "metrics.jsonl").read_text()
+    for wrong in ('{"event": "eval", "step": 0}', '{"event": "train", "step": 1}'):
+        (out / "metrics.jsonl").write_text(f"{wrong}\n{rows}")
+        message = helpers.error_of(helpers.train, **keys("out", init_from="resume"))
+        assert re.fullmatch(rf"{out}/metrics.jsonl line 1: it has no (val_loss|loss); remove the line", message)
+        assert (out / "metrics.jsonl").read_text() == f"{wrong}\n{rows}"
+
+
+def test_a_run_keeps_its_rows_a_step_since_its_place_in_the_data_is_the_step_times_these(keys, helpers):
+    whole, out = helpers.train(**keys("whole")), helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))
+    for given in (dict(batch_size=8), dict(gradient_accumulation_steps=1), dict(batch_size=1)):
+        message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **given))
+        rows = keys("out", **given)["batch_size"] * keys("out", **given)["gradient_accumulation_steps"]
+        assert f"{out}/ckpt.pt has 8 rows a step, which a resumed run keeps, and not {rows}: its place" in message
+        assert f"--init_from={out}/ckpt.pt --keep_moments=true goes on with other rows as a new run" in message
+    # the same rows in twice as many parts, as for twice as many processes
+    helpers.train(**keys("out", init_from="resume", batch_size=2, gradient_accumulation_steps=4))
+    assert helpers.losses(out) == pytest.approx(helpers.losses(whole), rel=1e-5)
+
+
+@pytest.mark.parametrize("field", ["optimizer", "config", "iter_num"])
+def test_moments_are_not_taken_from_a_checkpoint_that_lies(field, keys, helpers, trained, tmp_path):
+    whole = checkpoints.load(trained, parts=checkpoints.ALL)
+    given = dict(init_from=tmp_path / "ckpt.pt", keep_moments=True, n_layer=2, n_embd=16)
+    for lie in LIES[field]:
+        checkpoints.save(tmp_path / "ckpt.pt", whole | {field: lie})
+        message = helpers.error_of(helpers.train, **keys("out", **given))
+        assert f"{tmp_path}/ckpt.pt" in message, (lie, message)
 
 
 def test_moments_go_to_the_parameters_of_their_names(run, helpers, monkeypatch):
@@ -402,7 +524,7 @@ def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_b
         out = run("out", init_from="auto", max_iters=max_iters, lr_decay_iters=14, **case)
         if max_iters == 4:  # a kill has left rows of later steps, the last one cut
             with open(out / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write('{"event": "train", "step": 4, "loss": 1.0}\n{"event": "tra')
+                file.write('{"event": "train", "step": 4, "loss": 1.0, "tokens_per_second": 9}\n{"event": "tra')
     check_same_run(whole, out, helpers)
     (out / "ckpt.pt").unlink()  # a kill between best.pt and ckpt.pt, in the first save of all
     run("out", init_from="auto", max_iters=3)

@@ -36,7 +36,9 @@ def at_step(at, monkeypatch, change):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_bad_step_is_named_by_a_later_log_and_weights_stay_good(run, tmp_path, helpers, capfd, monkeypatch, dtype):
+def test_the_bad_step_is_named_by_a_later_log_and_weights_stay_good(
+    run, tmp_path, helpers, capfd, monkeypatch, float16_on_a_cpu, dtype
+):
     at_step(5, monkeypatch, lambda loss: loss * float("nan"))
     with pytest.raises(SystemExit, match="1"):
         run("out", dtype=dtype, eval_interval=3, log_interval=100, max_iters=30)
@@ -90,7 +92,7 @@ def test_an_infinite_gradient_never_reaches_the_weights(run, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(runs[1], later, strict=True))
 
 
-def test_float16_that_overflows_at_any_scale_ends(run, capfd, monkeypatch):
+def test_float16_that_overflows_at_any_scale_ends(run, capfd, monkeypatch, float16_on_a_cpu):
     update = torch.amp.GradScaler.update
     monkeypatch.setattr(torch.amp.GradScaler, "update", lambda scaler: update(scaler, 0.5))
     with pytest.raises(SystemExit):

@@ -9,9 +9,9 @@ import shutil
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 import edits
-import house
 import pytest
 import torch
 
@@ -23,6 +23,7 @@ from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs import checkpoint as checkpoints
 from runs import hardware, outdir, parallel
+from runs.imports import imported_files
 
 KEYS = dict(meters=False)
 
@@ -251,14 +252,106 @@ def test_an_edit_is_named_on_resume_and_goes_to_the_kept_code_which_can_go_on(ru
     assert checkpoints.load(out)["iter_num"] == 4 and (out / "code" / "train.py").read_bytes()
 
 
-def test_the_hash_covers_what_train_py_imports_but_for_runs_reading_of_keys_figures_and_drawing_of_tokens():
-    graph = house.imports([house.Path(name) for name in outdir.code_of_the_project()])
-    found = ["train"]
-    for module in found:  # grows meanwhile
-        found += sorted(graph[module] - {*found})
-    files = [name.replace(".", "/") + ".py" for name in found if name.split(".")[0] not in ("runs", "study")]
-    others = {"ops/__init__.py", "runs/probe.py", "study/interventions.py"}
-    assert sorted(outdir.RESULT_FILES) == sorted({*files, *others} - {"ops.py", "configurator.py", "ops/sampling.py"})
+def test_a_mixer_in_a_file_of_its_own_is_hashed_named_on_resume_and_kept_with_the_code(
+    run, keys, project, tmp_path, capsys, helpers
+):
+    folder = project / "mine" / "linear"  # deeper than the files of the project
+    folder.mkdir(parents=True)
+    (folder / "scan.py").write_text("from model import Softmax\n\n\nclass Scan(Softmax):\n    pass\n")
+    registered = "\nfrom mine.linear.scan import Scan\n\nMIXERS['scan'] = Scan\n"
+    (project / "model.py").write_text((project / "model.py").read_text() + registered)
+    out = run("out", max_iters=1)
+    assert "mine/linear/scan.py" in checkpoints.load(out)["code_files"]
+    before = outdir.code_sha256()[0]
+    (folder / "scan.py").write_text((folder / "scan.py").read_text() + "# an edit\n")
+    assert outdir.code_sha256()[0] != before
+    run("out", max_iters=2, init_from="resume")
+    assert "the code has changed since this checkpoint: mine/linear/scan.py\n" in capsys.readouterr().out
+    words = helpers.words(**keys("again", max_iters=1, attention="scan"))
+    ended = helpers.script(out / "code" / "train.py", *words, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert checkpoints.load(tmp_path / "again")["code_sha256"] == checkpoints.load(out)["code_sha256"]
+
+
+def test_a_file_that_is_no_longer_imported_is_named_on_resume(run, project, capsys):
+    before = (project / "model.py").read_text()
+    (project / "mine.py").write_text("")
+    (project / "model.py").write_text(before + "import mine\n")
+    run("out", max_iters=1)
+    (project / "model.py").write_text(before)
+    run("out", max_iters=2, init_from="resume")
+    assert "the code has changed since this checkpoint: mine.py, model.py\n" in capsys.readouterr().out
+
+
+def test_the_code_of_a_run_is_every_file_that_its_process_has_imported(keys, tmp_path, helpers):
+    """A process that trains notes what it has loaded by its end."""
+    noted = tmp_path / "files.json"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, sys\n"
+        f"sys.path.insert(0, {str(outdir.ROOT)!r})\n"
+        "import train\n"
+        f"train.main({helpers.words(**keys('out', max_iters=1))!r})\n"
+        "files = [getattr(module, '__file__', None) for module in sys.modules.values()]\n"
+        f"open({str(noted)!r}, 'w').write(json.dumps([file for file in files if file]))\n"
+    )
+    ended = helpers.script(program)
+    assert ended.returncode == 0, ended.stderr.decode()
+    paths = [Path(file) for file in json.loads(noted.read_text())]
+    ours = [path.relative_to(outdir.ROOT) for path in paths if path.is_relative_to(outdir.ROOT)]
+    loaded = {str(path) for path in ours if path.parts[0] not in (".venv", "tests")}
+    hashed = set(outdir.code_sha256()[1])
+    assert {"model.py", "mixers.py", "data/shards.py", "runs/probe.py"} < loaded <= hashed
+
+
+IMPORTS = {  # a file of a project: the files under its folder that it imports
+    "import torch, json": [],
+    "import lone": ["lone.py"],
+    "import pack": ["pack/__init__.py"],
+    "import pack.inner.deep as deep": ["pack/__init__.py", "pack/inner/deep.py"],
+    "from pack import one": ["pack/__init__.py", "pack/one.py"],
+    "from pack import something": ["pack/__init__.py"],
+    "from pack import *": ["pack/__init__.py"],
+    "from pack.inner.deep import f": ["pack/__init__.py", "pack/inner/deep.py"],
+    "import space.leaf": ["space/leaf.py"],  # a folder without __init__.py
+    "import user": [
+        "lone.py",
+        "pack/__init__.py",
+        "pack/one.py",
+        "user.py",
+    ],  # which imports lone, and within pack .one
+    "def f():\n    import lone": ["lone.py"],
+    "if True:\n    try:\n        import lone\n    except ImportError:\n        pass": ["lone.py"],
+    "import importlib\nimportlib.import_module('pack.one')": ["pack/__init__.py", "pack/one.py"],
+    "__import__('lone')": ["lone.py"],
+    "import_module('/etc/passwd'), import_module(''), import_module(name)": [],
+    "no Python": [],
+}
+
+
+@pytest.mark.parametrize("text", IMPORTS)
+def test_what_a_file_imports_is_read_off_it(text, tmp_path):
+    files = {
+        "lone.py": "import start", "pack/__init__.py": "", "pack/one.py": "from . import absent",
+        "pack/inner/deep.py": "", "space/leaf.py": "", "user.py": "import lone\nimport pack.one",
+        "start.py": text,
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert imported_files(tmp_path, ["start.py"]) == sorted(["start.py", *IMPORTS[text]])
+
+
+def test_a_package_imports_its_own_modules_by_dots(tmp_path):
+    files = {
+        "start.py": "import pack.inner.deep", "pack/__init__.py": "from .one import x", "pack/one.py": "",
+        "pack/two.py": "", "pack/three.py": "", "pack/inner/__init__.py": "from . import near",
+        "pack/inner/near.py": "from ..two import x", "pack/inner/deep.py": "from .. import three",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert imported_files(tmp_path, ["start.py"]) == sorted(files)
 
 
 def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(run, text, helpers, evaluated, capsys):
