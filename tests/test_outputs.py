@@ -368,6 +368,21 @@ def test_a_hard_linked_lock_keeps_others_out_while_the_first_folder_is_at_work(t
             assert "is running in it" in helpers.error_of(files.lock, folder)
 
 
+def test_a_lock_is_that_of_the_file_that_is_there_now(tmp_path, monkeypatch, helpers):
+    wait_for, waited = files._wait_for, []
+
+    def replaced_meanwhile(file, *words):
+        wait_for(file, *words)
+        if not waited:
+            (tmp_path / "lock").unlink()
+            (tmp_path / "lock").touch()
+        waited.append(file)
+
+    monkeypatch.setattr(files, "_wait_for", replaced_meanwhile)
+    with files.lock(tmp_path):
+        assert "is running in it" in helpers.error_of(files.lock, tmp_path)
+
+
 def test_a_start_with_auto_does_not_write_into_a_lock_of_somebody_else(mqar, tmp_path, helpers):
     (tmp_path / "lock").write_text("somebody's notes")
     message = helpers.error_of(helpers.train, mqar, tmp_path, init_from="auto")
