@@ -143,9 +143,11 @@ class OutDir:
     def _lock(self):
         files.claim(self.path, "run", self.config.overwrite)
         code = [f"code/{name}" for name in code_of_the_project()]
-        folders = sorted({os.path.dirname(name) for name in code})
+        folders = set()
+        for name in code:
+            folders.update(str(parent) for parent in Path(name).parents if parent.name)
         names = ["config.json", "metrics.jsonl", "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
-        files.check_inside(self.path, names, [*folders, "tensorboard", sharded.FOLDERS])
+        files.check_inside(self.path, names, [*sorted(folders), "tensorboard", sharded.FOLDERS])
         files.check_inside(self.path, code)
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
@@ -206,8 +208,8 @@ class OutDir:
         files.make_folder(self.path / "code")
         for name in code_of_the_project():
             copy = self.path / "code" / name
-            if copy.parent.name != "code":
-                files.make_folder(copy.parent)
+            for parent in reversed(Path(name).parents[:-1]):  # of "mine/fast/scan.py" mine, then mine/fast
+                files.make_folder(self.path / "code" / parent)
             content = (ROOT / name).read_bytes()
             files.write_whole(copy, lambda file, content=content: file.write(content))
 

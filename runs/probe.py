@@ -45,6 +45,7 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtyp
 
     def of_block(block, args, output):
         stream, y = args[0], notes.y
+        check_stream(stream, inputs, model.config.n_embd)
         scale = 1 / at_least_float32(stream).norm(dim=-1, keepdim=True).clamp(min=1e-30)
         if block.post_norm:  # the norm behind the mixer scales a part of y as it scales y
             y, norm = at_least_float32(y), block.norm_1
@@ -70,6 +71,16 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtyp
         with autocast(inputs.device.type, dtype):
             model.features(inputs)
     return results
+
+
+def check_stream(stream: torch.Tensor, inputs: torch.Tensor, n_embd: int) -> None:
+    """Raises UserError where an edit has given blocks another hidden state than (B, T, C), which meters read."""
+    expected = (*inputs.shape, n_embd)
+    if tuple(stream.shape) != expected:
+        raise UserError(
+            f"meters: the hidden state of a block is {tuple(stream.shape)}, and they read one of (batch, tokens, "
+            f"n_embd), {expected}; train with --meters=false"
+        )
 
 
 def numbers(x: torch.Tensor | list | float):
