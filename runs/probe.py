@@ -49,6 +49,7 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         seen["readout"] = args[0]
 
     def of_block(block, args, output):
+        check_stream(args[0], inputs, model.config.n_embd)
         seen["scale"] = 1 / at_least_float32(args[0]).norm(dim=-1, keepdim=True).clamp(min=1e-30)
         if block.post_norm:  # the norm behind the mixer scales a part of y as it scales y
             y, norm = at_least_float32(seen["y"]), block.norm_1
@@ -69,6 +70,16 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
         with autocast(inputs.device.type, dtype):
             model.features(inputs)
     return results
+
+
+def check_stream(stream: torch.Tensor, inputs: torch.Tensor, n_embd: int) -> None:
+    """Raises UserError where an edit has given blocks another hidden state than (B, T, C), which is what meters read."""
+    expected = (*inputs.shape, n_embd)
+    if tuple(stream.shape) != expected:
+        raise UserError(
+            f"meters: the hidden state of a block is {tuple(stream.shape)}, and they read one of (batch, tokens, "
+            f"n_embd), {expected}; train with --meters=false"
+        )
 
 
 def numbers(x: torch.Tensor | list | float):

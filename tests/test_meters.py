@@ -11,8 +11,10 @@ import pytest
 
 import evaluate
 import meters
+import model
 import plot
-from model import MIXERS
+import train
+from model import GPT, MIXERS, Block
 from runs import probe
 from study.page import Table, write_page
 
@@ -39,6 +41,37 @@ def test_numbers_are_written_before_they_are_printed_to_somebody_who_may_not_rea
         with pytest.raises(BrokenPipeError):
             script.main([*words, *more, f"--out={tmp_path / script.__name__}"])
         assert json.loads((tmp_path / script.__name__).read_text())
+
+
+STREAMS = 3
+
+
+class Streams(Block):
+    """A block of hyper-connections, whose hidden state (B, T, STREAMS, C) has streams that it mixes."""
+
+    def forward(self, x, state=None, start=0, only=None):
+        return x + (super().forward(x.mean(2), state, start) - x.mean(2))[:, :, None]
+
+
+class Hyper(GPT):
+    def features(self, idx, state=None, start=0, only=None):
+        x = self.wte(idx)[:, :, None].expand(-1, -1, STREAMS, -1)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x.mean(2))
+        return (x if only is None else x[only][None]), state
+
+
+def test_an_edited_hidden_state_with_an_axis_more_is_one_line_and_trains_without_meters(
+    mqar, helpers, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(model, "Block", Streams)
+    monkeypatch.setattr(train, "GPT", Hyper)
+    message = helpers.error_of(helpers.train, mqar, tmp_path / "a")
+    assert message.startswith("meters: the hidden state of a block is (")
+    assert ", 32, 3, 16), and they read one of (batch, tokens, n_embd), (" in message
+    assert message.endswith("train with --meters=false")
+    assert len(helpers.losses(helpers.train(mqar, tmp_path / "b", meters="false"))) == 8
 
 
 def test_several_checkpoints_give_one_file_which_the_page_is_drawn_of(trained):
