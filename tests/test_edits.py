@@ -21,6 +21,8 @@ from conftest import LINES, ROOT, Helpers
 from small_models import off_its_start
 from test_model import C, D, H, T, in_pieces, make_config, make_mixer, random_x
 
+import model
+import optim
 import train
 from model import GPT, MIXERS, MLPS
 from runs import checkpoint as checkpoints
@@ -100,6 +102,14 @@ def test_a_mixture_of_experts_sends_a_token_to_one_trains_its_auxiliary_loss_and
     expert = sum(p.numel() for p in mlp.experts[0].parameters())
     assert gpt.n_params() == dense.n_params() + 2 * (3 * expert + 4 * C)
     assert gpt.flops_per_token() == dense.flops_per_token() + 2 * 2 * 4 * C
+
+
+def test_muon_steps_each_projection_of_the_readme_s_mixer_by_itself(monkeypatch):
+    monkeypatch.setitem(MIXERS, "lightning", None)  # and away again behind the test
+    exec(blocks_of_readme()[1], dict(vars(model)))
+    gpt = GPT(make_config(attention="lightning"))
+    fused = [block.mixer.qkv for block in gpt.blocks]
+    assert fused and all(optim.matrices_of(gpt)[qkv.weight] == [C, C, C] for qkv in fused)
 
 
 # -- In a copy: these edits, and those that the README shows -----------------------------------------------------------
