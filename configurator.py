@@ -90,7 +90,8 @@ def run(main):
     machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback."""
     # a character that the terminal lacks is printed escaped; a file gets each line at once
     sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
-    sys.stdout = Printed(sys.stdout)
+    if not isinstance(sys.stdout, Printed):  # begin() has called this, too
+        sys.stdout = Printed(sys.stdout)
     try:
         main(sys.argv[1:])
         sys.stdout.flush()

@@ -73,7 +73,7 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable, dtype: str = "flo
 
 
 def check_stream(stream: torch.Tensor, inputs: torch.Tensor, n_embd: int) -> None:
-    """Raises UserError where an edit has given blocks another hidden state than (B, T, C), which is what meters read."""
+    """Raises UserError where an edit has given blocks another hidden state than (B, T, C), which meters read."""
     expected = (*inputs.shape, n_embd)
     if tuple(stream.shape) != expected:
         raise UserError(

@@ -241,10 +241,12 @@ def prepare(config, keys: dict, seed: int, place: Path) -> Path:
     # workers that start together need the same data; the lock lies beside the folder, which is the data set's alone
     with lock(place, folder.name, wait=math.inf):
         if not is_prepared(config.prepare, keys, folder):
-            # a data set in this folder is the experiment's own: one from before an edit of its config is replaced
             files.claim(folder, "data set")
-            (folder / "prepared.json").unlink(missing_ok=True)
-            given = keys | {"out_dir": str(folder), "overwrite": True}
+            # then a data set in the folder is the experiment's own, from before an edit of its config, and is replaced
+            is_own = (folder / "prepared.json").is_file()
+            if is_own:
+                write_text(folder / "prepared.json", "{}")  # until the new one is there
+            given = keys | {"out_dir": str(folder), "overwrite": is_own}
             with contextlib.redirect_stdout(io.StringIO()):
                 script.main([f"--config_override={json.dumps(given)}"])
             write_text(folder / "prepared.json", json.dumps({"prepare": config.prepare, "keys": keys}))

@@ -206,6 +206,11 @@ def test_an_experiment_replaces_its_own_data_after_an_edit_and_nothing_else(tmp_
     for vocab_size in (32, 64):
         folder = runner.prepare(PLAIN, DATA | {"vocab_size": vocab_size}, 3, tmp_path)
         assert open_dataset(folder).vocab_size == vocab_size
+    (tmp_path / "seed5").mkdir()
+    mqar_prepare.main(helpers.words(**DATA | {"vocab_size": 64, "out_dir": tmp_path / "seed5"}))  # somebody else's
+    for _ in range(2):
+        message = helpers.error_of(runner.prepare, PLAIN, DATA | {"vocab_size": 32}, 5, tmp_path)
+        assert "vocab_size=64 there, 32 now" in message
     (tmp_path / "seed4").mkdir()
     (tmp_path / "seed4" / "thesis.txt").write_text("mine")
     assert "thesis.txt" in helpers.error_of(runner.prepare, PLAIN, DATA, 4, tmp_path)
