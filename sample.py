@@ -4,7 +4,8 @@
     python sample.py --start=FILE:prompt.txt        a prompt from a file (nanoGPT's spelling)
     torchrun --standalone --nproc_per_node=8 -- sample.py --start=a    from a model that 8 GPUs share, a shard on each
 
-A new token costs one step: softmax layers keep their keys and values, other mixers their state.
+A new token costs one step: softmax layers keep their keys and values, other mixers their state. Control characters that
+the model draws are printed escaped, as \\x1b, so that a terminal does not obey them.
 """
 
 from dataclasses import dataclass

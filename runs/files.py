@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import fcntl
 import hashlib
 import json
 import os
@@ -10,6 +9,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from runs.rules import DataError, UserError, show, wrong_field
+
+try:
+    import fcntl
+except ImportError:  # every script imports this file before anything that only Linux and macOS have
+    sys.exit("error: nanogate needs Linux or macOS; on Windows use WSL")
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 # of a run; of export.py or a hub; of a hub with several files, or with a pickle, which is refused with a reason

@@ -342,3 +342,18 @@ def test_a_run_of_the_mqar_config_without_its_data_names_the_command_with_its_ke
     """In a copy of nothing: the folder that the config names is not there."""
     ended = Helpers.script(ROOT / "train.py", ROOT / "config" / "mqar.py", cwd=tmp_path)
     assert ended.returncode == 2 and ended.stderr.decode().rstrip().endswith(f"is for the data of: {COMMAND}")
+
+
+SCRIPTS = [file for pattern in ("[!.]*.py", "data/*/prepare.py") for file in ROOT.glob(pattern)]
+SCRIPTS = sorted(file for file in SCRIPTS if "\nif __name__" in file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_on_windows_every_script_ends_with_one_line(script, tmp_path):
+    """Where the modules are hidden that Python has on Linux and macOS alone. It ends before it imports torch."""
+    for name in ("fcntl", "resource", "termios", "pwd", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise ModuleNotFoundError(f'No module named {__name__}')")
+    hide = f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = sys.argv[1:]"
+    ended = Helpers.script("-c", f"{hide}; runpy.run_path(sys.argv[0], run_name='__main__')", script)
+    message = b"error: nanogate needs Linux or macOS; on Windows use WSL\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"", message)
