@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -101,6 +102,35 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(form, run,
             run("out", checkpoint=form)
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
     run("out", init_from="resume")
+    assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
+
+
+def test_a_shard_that_is_cut_short_during_a_run_is_a_line_and_one_that_is_replaced_is_read_as_it_was(
+    run, mqar, tmp_path, monkeypatch, helpers
+):
+    whole, load, folder = run("whole"), train.load_batches, tmp_path / "mqar"
+    shard = folder / "train_0000.npy"
+
+    def before_step(number, change):
+        def changed(dataset, config, processes, same_length, step):
+            if step == number:
+                change()
+            return load(dataset, config, processes, same_length, step)
+
+        monkeypatch.setattr(train, "load_batches", changed)
+        shutil.copytree(mqar, folder)
+
+    def replace():
+        (folder / "new.npy").write_bytes(b"another file")
+        os.replace(folder / "new.npy", shard)
+
+    before_step(6, lambda: os.truncate(shard, 200))
+    message = helpers.error_of(run, "out", dataset=folder)
+    assert message == f"{shard}: was cut short after it was opened; prepare the data set again"
+    assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
+    shutil.rmtree(folder)
+    before_step(6, replace)
+    run("out", dataset=folder, init_from="resume")
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
 
 
