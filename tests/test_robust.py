@@ -292,7 +292,7 @@ def growth(folder):
 
 
 def growth_of_sampling(mixer):
-    """By how many MB the peak of this process grows while a model makes hundreds of tokens, each with 16 KB of state."""
+    """By how many MB the peak of this process grows while a model makes tokens, each with 16 KB of k and v."""
     config = GPTConfig(attention=mixer, n_layer=1, n_embd=64, n_head=1, block_size=64, vocab_size=64)
     stream, peaks = GPT(config).eval().stream(torch.zeros(1, 1, dtype=torch.long), 2000), []
     for n_tokens in (200, 600):
