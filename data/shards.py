@@ -17,6 +17,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -91,7 +92,9 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
                 offsets = documents[split] = _open_shard(folder, entry, np.dtype(np.int64), shape, n + 1)
                 if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
                     raise UserError(f"{folder / entry['file']}: must rise from 0 to {n}")
-        return Dataset(folder, meta, shards, documents if mask_documents else {})
+        dataset = Dataset(folder, meta, shards, documents if mask_documents else {})
+        dataset.remember_files()
+        return dataset
     except UserError as error:
         raise DataError(str(error), how_to_prepare(folder)) from None
 
@@ -174,6 +177,9 @@ class Dataset:
         self.sha256 = hashlib.sha256(json.dumps([*means, shas | self._drawn], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {split: [0, *itertools.accumulate(map(len, parts))] for split, parts in shards.items()}
+        self._opened: dict[
+            str, list
+        ] = {}  # {split: the state of each shard's file when it was opened}, if it is a file
         self.mask_documents = bool(documents)
         self._is_running_text = is_text and not documents
         self._documents = documents or {split: np.array([0, starts[-1]]) for split, starts in self._starts.items()}
@@ -354,8 +360,27 @@ class Dataset:
         """The tokens or rows start, ..., stop - 1 of a split, as many as there are; its shards are read as one."""
         starts, shards = self._starts[split], self._shards[split]
         first, last = bisect.bisect_right(starts, start) - 1, bisect.bisect_left(starts, min(stop, starts[-1]))
+        for i in range(first, last):
+            self._check_whole(split, i)
         parts = [shards[i][max(start - starts[i], 0) : stop - starts[i]] for i in range(first, last)]
         return np.concatenate(parts).astype(np.int64)
+
+    def remember_files(self) -> None:
+        """From here on a shard that is cut short is found before it is read."""
+        for split, facts in self.meta["splits"].items():
+            self._opened[split] = [os.stat(self.folder / entry["file"]) for entry in facts["shards"]]
+
+    def _check_whole(self, split, i):
+        """Raises UserError where a shard's file was cut short since it was opened: to read what its map has lost would
+        end the process by SIGBUS. One that was removed or replaced is still mapped as it was."""
+        if split not in self._opened:
+            return
+        before, path = self._opened[split][i], self.folder / self.meta["splits"][split]["shards"][i]["file"]
+        if not os.path.exists(path):
+            return
+        now = os.stat(path)
+        if now.st_ino == before.st_ino and now.st_size < before.st_size:
+            raise UserError(f"{path}: was cut short after it was opened; prepare the data set again")
 
 
 class Mixture(Dataset):

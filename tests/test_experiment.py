@@ -262,7 +262,8 @@ def of(path):
 
 
 CHOOSING = dict(selection_seeds=[5], learning_rates=[1.0])
-NO_FILE = ["../../evil", "/abs", "", ".a", "x" * 300, "a\nb", "\ud800"]
+NO_FILE = ["../../evil", "/abs", "a/b", "..\\evil", "", " ", ".", "..", ".a", "x" * 300, "a\0b", "a\nb", "\ud800"]
+NO_SCRIPT = ["/any/folder", "../x", "mqar/../..", ".", "mqar/", "x" * 5000, "m\0", "shards"]  # none is data/NAME
 WRONG = [
     (dict(arms={"none": {"gaet": "none"}}), "arm 'none': unknown key 'gaet' (did you mean 'gate'?)"),
     (dict(arms={"none": {"dtype": "auto"}}), "arm 'none': dtype=auto is timed anew"),
@@ -297,7 +298,12 @@ WRONG = [
     (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
     (dict(scores={"longer": {"out": "/elsewhere/a.json"}}), "scores: longer: out: the experiment sets it"),
     (dict(base=FLOAT32 | {"out_dir": "/elsewhere"}), "base: out_dir: the experiment sets it"),
+    (dict(arms={"none": {"dataset": "/elsewhere"}}), "arms: none: dataset: the experiment sets it"),
+    (dict(arms={"none": {"init_from": "/elsewhere"}}), "arms: none: init_from: the experiment sets it"),
+    (dict(scores={"longer": {"checkpoint": "/elsewhere"}}), "scores: longer: checkpoint: the experiment sets it"),
     *(({kind: {name: {}}}, f"{kind}: {show(name)}: names are file") for kind in ("arms", "scores") for name in NO_FILE),
+    *((dict(name=name), "name") for name in NO_FILE),
+    *((dict(prepare=name), f"prepare={show(name)}: must be one of backcopy, hub, mqar") for name in NO_SCRIPT),
 ]
 
 

@@ -26,6 +26,7 @@ import signal
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -50,8 +51,8 @@ from data.text import prepare as text_prepare
 from evaluate import score, summarize
 from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
-from runs.files import sha256_of_file
-from study import runner
+from runs.files import read_json, sha256_of_file
+from study import drawing, runner
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 IN_CI = 60
@@ -291,6 +292,41 @@ def test_a_checkpoint_of_anything_is_evaluated_and_sampled_or_one_line(trained, 
     words = [f"--checkpoint={tmp_path / 'ckpt.pt'}", "--device=cpu"]
     one_line(evaluate.main, [*words, "--threads=1"])
     one_line(sample.main, [*words, "--num_samples=1", "--max_new_tokens=2"])
+
+
+# -- Figures -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawable(trained, tmp_path_factory):
+    """({name: content of a file that plot.py reads}, a folder for what is changed)"""
+    folder = shutil.copytree(
+        trained[0], tmp_path_factory.mktemp("drawable") / "run", ignore=lambda *_: ["code", "pipe"]
+    )
+    meters.main([f"--checkpoint={folder}", "--device=cpu", "--rows=2", "--score_batches=1"])
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return {"metrics.jsonl": list(map(json.loads, lines)), "meters.json": read_json(folder / "meters.json")}, folder
+
+
+DRAWN = st.sampled_from([["."], [".", "."], ["meters.json"]])  # of one run, of several, a file of meters.py
+
+
+@fuzz(st.sampled_from(["metrics.jsonl", "meters.json"]), PLACES, STRANGE, st.integers(0, 20), DRAWN)
+def test_any_json_is_drawn_or_one_line(drawable, name, at, value, replaces_all, parts):
+    contents, folder = drawable
+    content = contents[name]
+    changed = with_change(content, at, value) if replaces_all or value is GONE else value
+    for file, whole in (contents | {name: changed}).items():
+        is_lines = file == "metrics.jsonl" and isinstance(whole, list)
+        lines = whole if is_lines else [whole]
+        (folder / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = sorted(os.listdir(folder.parent))
+    with pytest.MonkeyPatch.context() as patch:  # nothing is rendered, which takes a second
+        for module in (plot, drawing):
+            patch.setattr(module, "write", lambda figure, path: plt.close(figure) or path)
+        one_line(plot.main, [str(folder / part) for part in parts])
+    plt.close("all")
+    assert sorted(os.listdir(folder.parent)) == before
 
 
 # -- Sampling ----------------------------------------------------------------------------------------------------------

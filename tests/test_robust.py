@@ -1,25 +1,34 @@
-"""Bad numbers, bad disks and too little memory: one clear line, and nothing lost."""
+"""Bad numbers, bad disks, names that are no files and too little memory: one clear line, and nothing lost."""
 
 import math
 import os
 import re
 import resource
+import shutil
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from test_resume import FORKS, end
 
+import bench
 import configurator
 import evaluate
+import export
 import meters
+import plot
+import sample
 import train
 from data.shards import open_dataset
+from data.text import prepare as text_prepare
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import files, memory, sharded
+from runs.hardware import Processes
 
 # -- Numbers that are not finite ---------------------------------------------------------------------------------------
 
@@ -124,6 +133,35 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(form, run,
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
 
 
+def test_a_shard_that_is_cut_short_during_a_run_is_a_line_and_one_that_is_replaced_is_read_as_it_was(
+    run, mqar, tmp_path, monkeypatch, helpers
+):
+    whole, load, folder = run("whole"), train.load_batches, tmp_path / "mqar"
+    shard = folder / "train_0000.npy"
+
+    def before_step(number, change):
+        def changed(dataset, config, processes, same_length, step):
+            if step == number:
+                change()
+            return load(dataset, config, processes, same_length, step)
+
+        monkeypatch.setattr(train, "load_batches", changed)
+        shutil.copytree(mqar, folder)
+
+    def replace():
+        (folder / "new.npy").write_bytes(b"another file")
+        os.replace(folder / "new.npy", shard)
+
+    before_step(6, lambda: os.truncate(shard, 200))
+    message = helpers.error_of(run, "out", dataset=folder)
+    assert message == f"{shard}: was cut short after it was opened; prepare the data set again"
+    assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
+    shutil.rmtree(folder)
+    before_step(6, replace)
+    run("out", dataset=folder, init_from="resume")
+    assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
+
+
 @pytest.mark.parametrize("has_links", [True, False])
 def test_best_is_a_link_or_a_copy_and_right_after_a_kill_between_both(has_links, run, tmp_path, monkeypatch, helpers):
     whole, replace, best = run("whole"), os.replace, tmp_path / "out" / "best.pt"
@@ -179,6 +217,59 @@ def test_a_killed_write_leaves_the_old_file_and_what_can_be_told_from_files_of_o
     assert file.read_text() == "new" and set(tmp_path.iterdir()) == {file, theirs}
 
 
+# -- Names, folders, terminals -----------------------------------------------------------------------------------------
+
+MAINS = {  # script: (its main, what it is given beside the path)
+    "evaluate": (evaluate.main, "--device=cpu --checkpoint"), "meters": (meters.main, "--device=cpu --checkpoint"),
+    "sample": (sample.main, "--device=cpu --checkpoint"), "export": (export.main, "--safetensors=new --checkpoint"),
+    "train": (train.main, "--out_dir=new --dataset"), "init_from": (train.main, "--out_dir=new --init_from"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "x/" * 2500, "a\0b", "/dev/zero", "pipe", "pipe.py", "zero.py"])
+def test_a_path_that_is_no_file_is_one_line_in_every_script_and_nothing_is_waited_for(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.mkfifo("pipe.py")
+    os.symlink("/dev/zero", "zero.py")
+    calls = [(main, [*words.split()[:-1], f"{words.split()[-1]}={path}"]) for main, words in MAINS.values()]
+    calls += [(plot.main, [path]), (text_prepare.main, [path, "--out_dir=new"]), (train.main, [path])]
+    calls += [(open_dataset, path), (configurator.read_config_file, path)]
+    for call, argument in calls:
+        with pytest.raises(configurator.UserError) as caught:
+            call(argument)
+        assert str(caught.value).isprintable() and len(str(caught.value)) <= 920
+    assert sorted(os.listdir()) == ["pipe", "pipe.py", "zero.py"]
+
+
+def test_processes_that_share_a_folder_may_claim_it_at_once(tmp_path):
+    claim = "import sys; from runs.files import claim; claim(sys.argv[1], 'experiment'); open(sys.argv[1] + '/a', 'w')"
+    command = [sys.executable, "-c", claim, tmp_path / "shared"]
+    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(8)]
+    assert [process.wait(timeout=300) for process in processes] == [0] * 8
+    assert sorted(os.listdir(tmp_path / "shared")) == [".nanogate", "a"]
+
+
+def test_a_benchmark_writes_into_no_folder_of_somebody_else(tmp_path, helpers):
+    (tmp_path / "ops.json").write_text("theirs")
+    message = helpers.error_of(bench.main, ["ops", "--device=cpu", "--threads=1", f"--out_dir={tmp_path}"])
+    assert message.startswith(f"{tmp_path}: holds what is not of a bench (ops.json)")
+    assert os.listdir(tmp_path) == ["ops.json"] and (tmp_path / "ops.json").read_text() == "theirs"
+
+
+def test_a_character_that_the_terminal_lacks_is_printed_escaped(monkeypatch, helpers):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    script = "import sys, configurator\ndef main(argv):\n    print('\\ud800 é')\n    print('é', file=sys.stderr)\n"
+    done = helpers.script("-c", script + "configurator.run(main)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"\\ud800 \\xe9\n", b"\\xe9\n")
+
+
+@pytest.mark.parametrize("size", ["2", "two"])
+def test_what_is_left_of_torchrun_in_the_environment_is_named(size, monkeypatch, helpers):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert f"WORLD_SIZE={size} is set, and RANK, LOCAL_RANK" in helpers.error_of(Processes, "cpu", 1)
+
+
 # -- Memory ------------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +310,23 @@ def growth(folder):
             dataset.batch("train", step, seed=0, batch_size=16, block_size=64)
         peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     return (peaks[1] - peaks[0]) / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def growth_of_sampling(mixer):
+    """By how many MB the peak of this process grows while a model makes tokens, each with 16 KB of k and v."""
+    config = GPTConfig(attention=mixer, n_layer=1, n_embd=64, n_head=1, block_size=64, vocab_size=64)
+    stream, peaks = GPT(config).eval().stream(torch.zeros(1, 1, dtype=torch.long), 2000), []
+    for n_tokens in (200, 600):
+        for _ in range(n_tokens):
+            next(stream)
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return (peaks[1] - peaks[0]) / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "gla"])
+def test_a_long_sample_takes_no_more_memory_than_a_short_one(mixer):
+    with ProcessPoolExecutor(1, FORKS) as fresh:
+        assert fresh.submit(growth_of_sampling, mixer).result() < 3
 
 
 def test_thousands_of_batches_take_no_more_memory(tmp_path, helpers):
