@@ -421,7 +421,7 @@ FAMILIES = {  # by model_type, but for nanogpt and mamba_ssm
     "olmo2": LLAMA._replace(names=NAMES_OF_OLMO2, defaults=EPS_1E5, always=OF_OLMO2),
     "phi3": LLAMA._replace(names={"softmax.qkv": "self_attn.qkv_proj"} | NAMES, defaults=EPS_1E5),
     "nanogpt": GPT2._replace(keys=KEYS_OF_NANOGPT),
-    "gla": FLA._replace(names=NAMES_OF_GLA, defaults=DEFAULTS_OF_GLA, mixer="gla"),
+    "gla": FLA._replace(names=NAMES_OF_GLA, defaults=DEFAULTS_OF_GLA, mixer="gla", biases="mixer.decay_out"),
     "gated_deltanet": FLA._replace(
         keys=KEYS_BY_HEAD, defaults=DEFAULTS_OF_FLA | {"expand_v": 2.0}, mixer="gated_deltanet"
     ),
