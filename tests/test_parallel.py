@@ -38,7 +38,7 @@ SPARSE = dict(attention="gla", mlp="sparse")  # in a step, some experts get no t
 NEW_GATE = dict(attention="mamba2", gate_activation="sigmoid2", new_lr_scale=10, dtype="bfloat16", meters=True)
 EVEN = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
 DEEP = EVEN | dict(n_layer=8, max_iters=1, eval_interval=1)
-ROUNDED = ALL | dict(parallel="fsdp", dtype="bfloat16", max_iters=2, eval_interval=2)
+ROUNDED = ALL | dict(parallel="fsdp", dtype="bfloat16", max_iters=2, eval_interval=2, eval_whole=True)
 RUNS = dict(  # those of two processes
     ddp=ALL | dict(parallel="ddp"), fsdp=ALL | dict(parallel="fsdp"),
     ddp_muon=MUON | dict(parallel="ddp"), fsdp_muon=MUON | dict(parallel="fsdp"),
