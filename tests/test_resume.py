@@ -185,6 +185,13 @@ def stop_in(number, act, patch):
     return batches
 
 
+def kill(out, step):
+    """Ends train.py by an exception that nothing in it catches, once the save of the step is on the disk."""
+    saved = out / "ckpt.pt"  # which a thread may still be writing
+    wait_until(lambda: saved.is_file() and checkpoints.load(saved, mapped=True, parts=())["iter_num"] == step)
+    pytest.exit("killed")
+
+
 # evaluations before, between and behind the steps, and that of the whole split: its number, its step, the checkpoint
 CASES_OF_EVALUATIONS = [(1, 0, "whole"), (2, 4, "whole"), (2, 4, "sharded"), (3, 8, "whole"), (4, 8, "whole")]
 
@@ -193,12 +200,12 @@ CASES_OF_EVALUATIONS = [(1, 0, "whole"), (2, 4, "whole"), (2, 4, "sharded"), (3,
 def test_a_stopped_evaluation_loses_no_step_and_is_made_again(number, step, form, run, helpers, monkeypatch, capfd):
     case = dict(max_iters=8, eval_interval=4, eval_tokens=2000, eval_batch_size=20, eval_whole=True, checkpoint=form)
     whole = run("whole", **case)
-    for name, act, status in (("SIGTERM", signal.raise_signal, 143), ("SIGKILL", pytest.exit, None)):
-        with monkeypatch.context() as patch, pytest.raises((SystemExit, pytest.exit.Exception)) as ended:
-            # pytest.exit raises, as nothing in train.py does, so that nothing of it runs any more
-            batches = stop_in(number, functools.partial(act, signal.SIGTERM if status else "killed"), patch)
-            run(name, **case)
+    for name, status in (("SIGTERM", 143), ("SIGKILL", None)):
         out = whole.parent / name
+        act = functools.partial(signal.raise_signal, signal.SIGTERM) if status else functools.partial(kill, out, step)
+        with monkeypatch.context() as patch, pytest.raises((SystemExit, pytest.exit.Exception)) as ended:
+            batches = stop_in(number, act, patch)
+            run(name, **case)
         assert getattr(ended.value, "code", None) == status
         assert batches.count(number) == 2 and max(batches) == number  # no batch comes behind the signal, and no step
         assert checkpoints.load(out)["iter_num"] == step
