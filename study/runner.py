@@ -255,7 +255,7 @@ def prepare(config, keys: dict, seed: int, place: Path) -> Path:
             files.check_inside(place.parent, folders=[place.name])
             files.check_inside(place, folders=[folder.name])
             files.claim(folder, "data set")
-            # from here on a data set in the folder is the experiment's own, from before an edit of its config, and is replaced
+            # from here on a data set in the folder is the experiment's own, from before an edit of its config
             is_own = (folder / "prepared.json").is_file()
             if is_own:
                 write_text(folder / "prepared.json", "{}")  # until the new one is there
