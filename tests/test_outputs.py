@@ -148,6 +148,14 @@ def test_a_file_of_another_kind_is_refused_before_the_work_and_stays(
         assert name in message and before == {path: after[path] for path in before}, kind
 
 
+def test_no_write_takes_the_place_of_a_pipe_or_a_folder(tmp_path, helpers):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "pipe", tmp_path / "folder"):  # not /dev/null, which a failure would destroy
+        assert "is a folder or a device" in helpers.error_of(files.write_text, path, "a text")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"] and files.what_is_at(tmp_path / "pipe") == "device"
+
+
 @pytest.mark.parametrize("write", [evaluate_to, meters_to, export_to])
 def test_a_key_that_names_a_file_of_a_run_of_data_or_of_code_is_refused(
     write, trained, mqar, tmp_path, helpers, no_work
