@@ -132,6 +132,7 @@ def command_of_configs(argv: list[str]) -> str:
 
 
 WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}  # 64 bits, and float32: the values go into tensors
+MOST_PARTS, DEEPEST = 100_000, 50  # of one value of a config
 LITERALS = {"true": True, "false": False, "null": None, "none": None}  # as JSON spells them, and as people do
 
 
@@ -195,11 +196,29 @@ def _check(config_class, values, source=""):
             ours = getattr(config_class, "elsewhere", {}).get(name)
             hint = f": here it is {ours}" if ours else did_you_mean(name, [*rules, "config_override"])
             raise UserError(f"{prefix}unknown key {show(name)}{hint}")
+        if not is_small(value):
+            raise UserError(f"{prefix}{name}: has over {MOST_PARTS:,} values, or is nested over {DEEPEST} deep")
         checked[name] = _read(value, rules[name])
         if words := wrong_field(checked[name], rules[name], prefix + name):
             is_text = isinstance(checked[name], str) and rules[name].kind in (int, float)
             raise UserError(words + " (digits, + - * /)" * is_text)
     return checked
+
+
+def is_small(value: Any) -> bool:
+    """Whether a list or dict has at most MOST_PARTS values at any depth, and is at most DEEPEST deep. `a = [a, a]`,
+    forty times in a config file, would take all memory when it is read or printed."""
+    waiting, n_parts = [(value, 0)], 0
+    while waiting:
+        part, depth = waiting.pop()
+        n_parts += 1
+        if n_parts > MOST_PARTS or depth > DEEPEST:
+            return False
+        if isinstance(part, dict):
+            waiting += [(inner, depth + 1) for inner in part.values()]
+        elif isinstance(part, list | tuple):
+            waiting += [(inner, depth + 1) for inner in part]
+    return True
 
 
 def _read(value, rule):

@@ -5,8 +5,10 @@ token: a step takes several times as much. Where torch reports a shortage all th
 one line.
 """
 
+import math
 import os
 import re
+import resource
 from pathlib import Path
 
 import torch
@@ -19,13 +21,60 @@ from model import GPT, GPTConfig
 from runs.hardware import Processes
 from runs.parallel import shards_of
 
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+# files of a control group, of version 2 and of version 1: its limit, and what it uses
+VERSION_2 = ("memory.max", "memory.current")
+VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
 
 def ram_available() -> int:
-    """Bytes of RAM that are left on this machine; where the system does not say, all of its RAM."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file() and (line := re.search(r"MemAvailable: +(\d+) kB", meminfo.read_text(encoding="utf-8"))):
-        return 1024 * int(line[1])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of RAM that this process may still take: the least that the machine, its container or job and ulimit leave.
+    Where the system does not say, all RAM of the machine."""
+    left = [of_groups(), of_ulimit()]
+    in_kb = re.search(r"MemAvailable: +(\d+) kB", text_of(PROC / "meminfo"))
+    left.append(1024 * int(in_kb[1]) if in_kb else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return int(min(left))
+
+
+def text_of(file: Path) -> str:
+    """The content of a file of the system; nothing where there is none."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def of_groups() -> float:
+    """Bytes that the control groups of this process leave it, such as a container's or those of a job of SLURM."""
+    left = math.inf
+    for line in text_of(PROC / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = CGROUPS / "memory" if controllers else CGROUPS
+        group = root / path.lstrip("/")
+        # the limit of a group holds for those in it; a container sees its own as the root, and the path is not there
+        for folder in [group, *group.parents]:
+            if folder == root or root in folder.parents:
+                left = min(left, of_group(folder, VERSION_1 if controllers else VERSION_2))
+    return left
+
+
+def of_group(folder: Path, names: tuple[str, str]) -> float:
+    """Bytes that a control group leaves; infinity for one without a limit."""
+    limit, used = (text_of(folder / name).strip() for name in names)
+    if not limit.isdigit() or not used.isdigit():  # "max", or no group
+        return math.inf
+    # pages of files count as used, and are given back when they are wanted
+    cached = re.search(r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
+    return max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0))
+
+
+def of_ulimit() -> float:
+    """Bytes that `ulimit -v` leaves this process."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = re.search(r"VmSize:\s+(\d+) kB", text_of(PROC / "self" / "status"))
+    return math.inf if limit == resource.RLIM_INFINITY or not used else max(0, limit - 1024 * int(used[1]))
 
 
 class NotEnoughMemory(UserError):

@@ -132,6 +132,8 @@ def start_from_weights(given: dict, path: str) -> tuple:
     source = checkpoints.load(path, mapped=True, parts=parts)
     of_model = model_keys(source, path)
     config = configurator.build(TrainConfig, of_model | given, source=path)
+    if files.find_checkpoint(path).resolve().parent == Path(config.out_dir).resolve():
+        raise UserError(f"init_from={path}: lies in out_dir, where a new run replaces it; give another out_dir")
     if config.rope_scaling in WITH_ROPE_LENGTH:  # whatever the block_size from here on
         config.rope_length = config.rope_length or of_model["block_size"]
     has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, of_model).layers())

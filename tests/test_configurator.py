@@ -237,6 +237,24 @@ def test_anything_else_in_a_python_file_is_refused_with_its_line_and_never_execu
     assert os.listdir() == ["a.py"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "options = {'a': 1}\n" + "options = {'a': options, 'b': options}\n" * 40,
+        "options = {}\n" + "options = {'a': options}\n" * 3000,
+        "paths = [1, 1]\n" + "paths = [paths, paths]\n" * 40,
+        "seeds = [1]\n" + "seeds = [seeds]\n" * 3000,
+    ],
+    ids=["dicts that double", "nested dicts", "lists that double", "nested lists"],
+)
+def test_a_value_that_doubles_forty_times_or_is_nested_three_thousand_deep_is_one_line(write, text):
+    said = error_of(load, Config, [write("a.py", text)])
+    assert said.endswith(": has over 100,000 values, or is nested over 50 deep")
+    nested = '{"options": {"a": ' + "[" * 500 + "]" * 500 + "}}"
+    assert "nested over 50 deep" in error_of(load, Config, [f"--config_override={nested}"])
+    assert load(Config, ["--config_override=" + nested.replace("[" * 460, "").replace("]" * 460, "")])
+
+
 # -- A whole script ----------------------------------------------------------------------------------------------------
 
 

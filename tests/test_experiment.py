@@ -303,7 +303,10 @@ WRONG = [
     (dict(scores={"longer": {"checkpoint": "/elsewhere"}}), "scores: longer: checkpoint: the experiment sets it"),
     *(({kind: {name: {}}}, f"{kind}: {show(name)}: names are file") for kind in ("arms", "scores") for name in NO_FILE),
     *((dict(name=name), "name") for name in NO_FILE),
-    *((dict(prepare=name), f"prepare={show(name)}: must be one of backcopy, hub, mqar") for name in NO_SCRIPT),
+    *(
+        (dict(prepare=name), f"prepare={show(name)}: must be one of backcopy, hub, induction, mqar")
+        for name in NO_SCRIPT
+    ),
 ]
 
 

@@ -63,6 +63,16 @@ def test_a_matrix_steps_as_torch_s_muon_would():
         assert (mine - theirs).norm() < 0.02 * (mine - start).norm()  # torch's iteration is in bfloat16
 
 
+def test_the_mean_of_the_gradients_is_nesterovs_with_the_momentum_that_torch_s_muon_has():
+    """Of gradients e0 and e1 the second mean is (1 - m) (m^2 e0 + (1 + m) e1); a row keeps its direction."""
+    m = torch.optim.Muon([nn.Parameter(torch.zeros(1, 8))]).defaults["momentum"]
+    e0, e1 = torch.eye(8, dtype=torch.float64)[:2, None]
+    start = [torch.zeros(1, 8, dtype=torch.float64)]
+    (first,), (second,) = stepped(start, [[e0]]), stepped(start, [[e0], [e1]])
+    step = (second - (1 - 0.02 * 0.5) * first).detach()  # without the decay of the weight
+    assert step[0, 0] / step[0, 1] == pytest.approx(m**2 / (1 + m)) and not step[0, 2:].any()
+
+
 READS = {  # what of a Projection each matrix of the fused projection changes
     "softmax": ["q", "k", "v"], "cosformer": ["q", "k", "v"], "gla": ["q", "k", "v"], "monarch": ["q", "k", "v"],
     "mamba2": ["v skip", "k", "q", "v log_decay"], "deltanet": ["q", "k", "v", "beta"],

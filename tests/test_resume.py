@@ -300,7 +300,8 @@ WSD, LINEAR = dict(schedule="wsd", decay_iters=2), dict(attention="gated_deltane
 )
 def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(had, start, given, has, run, helpers, monkeypatch):
     monkeypatch.chdir(run("out", max_iters=1, **had).parent)
-    words = helpers.words(out_dir="out", init_from=start, max_iters=9, **given)
+    out_dir = "out" if start in ("resume", "auto") else "another"
+    words = helpers.words(out_dir=out_dir, init_from=start, max_iters=9, **given)
     config, *_ = where_to_start(configurator.read_words(train.TrainConfig, words))
     assert {name: getattr(config, name) for name in has} == has and config.max_iters == 9
     assert config.given >= {"out_dir", "init_from", "max_iters", *given}
@@ -506,6 +507,15 @@ def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers):
     assert checkpoints.load(out)["iter_num"] == 2 and list(helpers.losses(out)) == [0, 1]
     names = {"ckpt.pt", "best.pt", "config.json", "metrics.jsonl", ".nanogate"}
     assert {file.name for file in out.glob("*.??*")} == names
+
+
+def test_a_run_does_not_replace_the_weights_that_it_starts_from(keys, helpers):
+    out = helpers.train(**keys("out", max_iters=1))
+    before = contents(out)
+    for source in (out, out / "best.pt", out.parent / "." / "out" / ".." / "out"):
+        message = helpers.error_of(helpers.train, **keys("out", init_from=source, overwrite=True))
+        assert f"init_from={source}: lies in out_dir, where a new run replaces it" in message
+    assert contents(out) == before
 
 
 def test_a_run_that_replaces_another_leaves_no_checkpoint_of_it_even_if_it_ends_before_its_first(
