@@ -4,7 +4,6 @@ import math
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from model import GPT
 from runs.recorder import Seen, all_gates, names_of_gates, recording
@@ -42,12 +41,17 @@ def fft_flops(x, *args, out_val, **kwargs):
     return 5 * n * math.log2(max(2, n))
 
 
-FLOPS_OF = flop_registry | {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
-    torch.ops.aten._fft_r2c: fft_flops,
-    torch.ops.aten._fft_c2r: fft_flops,
-    torch.ops.aten._fft_c2c: fft_flops,
-}
+def flops_of():
+    """{operation: its FLOPs as a function of its arguments}. torch's registry imports Triton, which test_fla.py must be
+    the first to do: so it is imported here, when FLOPs are counted."""
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry | {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops,
+        torch.ops.aten._fft_r2c: fft_flops,
+        torch.ops.aten._fft_c2r: fft_flops,
+        torch.ops.aten._fft_c2c: fft_flops,
+    }
 
 
 class FlopCounter(TorchDispatchMode):
@@ -55,13 +59,13 @@ class FlopCounter(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.total = 0
+        self.total, self.flops_of = 0, flops_of()
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         output = operation(*args, **kwargs)
-        if operation.overloadpacket in FLOPS_OF:
-            self.total += FLOPS_OF[operation.overloadpacket](*args, **kwargs, out_val=output)
+        if operation.overloadpacket in self.flops_of:
+            self.total += self.flops_of[operation.overloadpacket](*args, **kwargs, out_val=output)
         elif isinstance(output, torch.Tensor) and not operation.is_view:
             self.total += output.numel()
         return output

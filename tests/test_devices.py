@@ -93,9 +93,9 @@ def test_float16_on_a_cpu_is_refused_by_every_script_before_it_writes(run, train
     calls = {
         "train": functools.partial(run, "new", dtype="float16"),
         "resume": functools.partial(run, "half", init_from="resume", dtype="auto"),
-        "evaluate": lambda: evaluate.main(helpers.words(**of_trained, **asked, out=tmp_path / "new")),
+        "evaluate": lambda: evaluate.main(helpers.words(**of_trained, **asked, out=tmp_path / "new.json")),
         "evaluate in the dtype of the run": lambda: evaluate.main(helpers.words(checkpoint=half, device="cpu")),
-        "meters": lambda: meters.main(helpers.words(**of_trained, **asked, out=tmp_path / "new")),
+        "meters": lambda: meters.main(helpers.words(**of_trained, **asked, out=tmp_path / "new.json")),
         "bench": lambda: bench.main(["ops", *helpers.words(**asked, out_dir=tmp_path / "new")]),
     }
     if importlib.util.find_spec("lm_eval"):
@@ -104,7 +104,7 @@ def test_float16_on_a_cpu_is_refused_by_every_script_before_it_writes(run, train
     for name, call in calls.items():
         message = helpers.error_of(call)
         assert message.startswith("dtype=float16: on a cpu it is several times slower than float32; take float32"), name
-        assert not (tmp_path / "new").exists()
+        assert not (tmp_path / "new").exists() and not (tmp_path / "new.json").exists()
 
 
 def test_a_step_whose_float16_gradient_overflows_is_skipped_and_its_row_is_json(

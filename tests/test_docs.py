@@ -204,7 +204,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(name):
 
 
 def test_every_key_that_a_document_names_is_one_of_a_script():
-    modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "export"]
+    modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "export", "study.compare"]
     modules += [f"data.{file.parent.name}.prepare" for file in (ROOT / "data").glob("*/prepare.py")]
     known = {"config_override", "help", "key", "model", "model_args", "tasks", "include_path"}  # four of lm-eval
     for module in map(importlib.import_module, modules):
