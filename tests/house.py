@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
     "kB: docs": 72,
-    "kB: prose of results": 45,
+    "kB: prose of results": 52,
     "kB: prose of results/bench": 8,
     "kB: results without generated pages": 16_000,
     "circles of imports": 0,
