@@ -129,6 +129,8 @@ def _open_shard(folder, entry, dtype, shape, limit):
     """A .npy file as a memory map, which reads a file that is replaced later as it was. Raises UserError if it is not
     what its entry in meta.json says, or a number is not below limit."""
     path = folder / entry["file"]
+    if os.path.exists(path) and not os.path.isfile(path):  # to open a pipe would wait for its writer
+        raise UserError(f"{path}: is a folder, a pipe or a device, and no file")
     try:
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception as error:  # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError

@@ -147,6 +147,8 @@ def test_a_verdict_at_the_ceiling_or_at_chance_is_flagged():
     assert flags_of({"none": 0.99, "gated": 1.0}) == ["ceiling: all arms are at the top"]
     assert flags_of({"none": 0.26, "gated": 0.25}) == ["floor: all arms are at chance"]  # of 4 pairs: a quarter
     assert flags_of({"none": 0.26, "gated": 0.6}) == flags_of({"none": 0.9, "gated": 1.0}) == []
+    for arms in ({"none": 0.95, "gated": 0.96}, {"none": 0.3, "gated": 0.31}):  # not within a twentieth of either end
+        assert flags_of(arms) == []
     # the queries of each slice count
     several = dict(data={"slices": "80/2,80/5,80/10,80/20", "vocab_size": 96, "train_size": 200, "val_size": 50})
     assert flags_of({"none": 4 / 37 + 0.04, "gated": 4 / 37}, **several) == ["floor: all arms are at chance"]

@@ -23,6 +23,7 @@ import meters
 import plot
 import sample
 import train
+from data.backcopy import prepare as backcopy_prepare
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from model import GPT, GPTConfig
@@ -235,11 +236,20 @@ def test_a_path_that_is_no_file_is_one_line_in_every_script_and_nothing_is_waite
     calls = [(main, [*words.split()[:-1], f"{words.split()[-1]}={path}"]) for main, words in MAINS.values()]
     calls += [(plot.main, [path]), (text_prepare.main, [path, "--out_dir=new"]), (train.main, [path])]
     calls += [(open_dataset, path), (configurator.read_config_file, path)]
+    calls += [(backcopy_prepare.main, [f"--text={path}", "--out_dir=new"])]
     for call, argument in calls:
         with pytest.raises(configurator.UserError) as caught:
             call(argument)
         assert str(caught.value).isprintable() and len(str(caught.value)) <= 920
     assert sorted(os.listdir()) == ["pipe", "pipe.py", "zero.py"]
+
+
+@pytest.mark.parametrize("name", ["meta.json", "train_0000.npy", "val_0000.npy"])
+def test_a_pipe_in_place_of_a_file_of_a_data_set_is_not_waited_for(name, mqar, tmp_path, helpers):
+    folder = shutil.copytree(mqar, tmp_path / "mqar")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert name in helpers.error_of(open_dataset, folder)
 
 
 def test_processes_that_share_a_folder_may_claim_it_at_once(tmp_path):

@@ -79,9 +79,12 @@ def find_files(paths, ext):
 
 def read_text(file):
     """The text of a file, without a byte order mark. Raises UserError if it is not UTF-8."""
+    with one_line(f"{file}: cannot be read", OSError, ValueError):  # ValueError: a zero byte in the name
+        if os.path.exists(file) and not os.path.isfile(file):  # to open a pipe would wait for its writer
+            raise OSError("is no file")
+        content = file.read_bytes()
     try:
-        with one_line(f"{file}: cannot be read", OSError):
-            return file.read_bytes().decode().removeprefix("\ufeff")
+        return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: is not UTF-8 text (byte {error.start})") from None
 
