@@ -93,10 +93,10 @@ def bigram_table() -> np.ndarray:
 def sources_of(bits: np.ndarray) -> np.ndarray:
     """(n, T): for each position of a row the one that it repeats, or itself where its token is new.
 
-    A row is a sequence of strings. The first is new. Each later one is new or, as likely, repeats one of the new
-    strings before it, from its first token on; the last one is cut where the row ends. The i-th string is decided by
-    the low 12 bits of position i: the lowest says whether it repeats, the next but three which string, the highest four
-    how long it is.
+    A row is a sequence of strings. The first is new. Each later one is new in one case of four, and else repeats one of
+    the new strings before it, from its first token on; the last one is cut where the row ends. The low 12 bits of
+    position i decide about the i-th string: it is new if bits 0 and 1 are zero, bits 4 to 7 choose the string that it
+    repeats, and bits 8 to 11 are added to the shortest length.
     """
     n, T = bits.shape
     sources = np.tile(np.arange(T), (n, 1))

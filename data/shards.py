@@ -28,7 +28,7 @@ import numpy as np
 from configurator import UserError
 from data import drawn
 from ops import IGNORE
-from runs.files import find_data, how_to_prepare, parts_of_mixture, read_json, sha256_of_file
+from runs.files import find_data, how_to_prepare, is_no_file, parts_of_mixture, read_json, sha256_of_file
 from runs.rules import DataError, show, wrong_field
 
 FORMAT = 1
@@ -129,7 +129,7 @@ def _open_shard(folder, entry, dtype, shape, limit):
     """A .npy file as a memory map, which reads a file that is replaced later as it was. Raises UserError if it is not
     what its entry in meta.json says, or a number is not below limit."""
     path = folder / entry["file"]
-    if os.path.exists(path) and not os.path.isfile(path):  # to open a pipe would wait for its writer
+    if is_no_file(path):
         raise UserError(f"{path}: is a folder, a pipe or a device, and no file")
     try:
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -179,9 +179,8 @@ class Dataset:
         self.sha256 = hashlib.sha256(json.dumps([*means, shas | self._drawn], sort_keys=True).encode()).hexdigest()
         # where each shard begins in its split, then the split's length: in tokens, or in rows
         self._starts = {split: [0, *itertools.accumulate(map(len, parts))] for split, parts in shards.items()}
-        self._opened: dict[
-            str, list
-        ] = {}  # {split: the state of each shard's file when it was opened}, if it is a file
+        # {split: the state of each shard's file when it was opened}; empty unless open_dataset has read the files
+        self._opened: dict[str, list] = {}
         self.mask_documents = bool(documents)
         self._is_running_text = is_text and not documents
         self._documents = documents or {split: np.array([0, starts[-1]]) for split, starts in self._starts.items()}

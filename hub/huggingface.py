@@ -22,7 +22,7 @@ from hub.tensors import parts_of
 from hub.text import TOKENIZER_FILES, copied_files
 from model import GPTConfig
 from runs.checkpoint import check_tensors, import_safetensors, load_torch, save_folder
-from runs.files import claim, new_folder, one_line, read_json, write_whole
+from runs.files import claim, is_no_file, new_folder, one_line, read_json, write_whole
 from runs.memory import without_data
 from runs.rules import wrong_field
 
@@ -136,7 +136,7 @@ def files_of(folder: Path, family: str) -> list[Path]:
 def check_regular(file: Path) -> None:
     """Raises UserError for a pipe or a device: to open one may wait for ever. A link to a file elsewhere is none: the
     cache of a hub has nothing else."""
-    if os.path.exists(file) and not os.path.isfile(file):
+    if is_no_file(file):
         raise UserError(f"{file}: cannot be read (is no file)")
 
 

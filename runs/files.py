@@ -30,10 +30,15 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 CHECKPOINTS = ("ckpt.pt", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
+def is_no_file(path: Path | str) -> bool:
+    """Whether a folder, a pipe or a device is there, also behind a link. To open a pipe would wait for its writer."""
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
 def read_regular(path: Path | str, most: int) -> bytes:
     """The bytes of a file of at most `most` bytes. Raises UserError, also for a pipe or device, which may never end."""
     with one_line(f"{path}: cannot be read", OSError, ValueError):  # ValueError: a zero byte in the name
-        if os.path.exists(path) and not os.path.isfile(path):  # to open a pipe would wait for its writer
+        if is_no_file(path):
             raise OSError("is no file")
         with open(path, "rb") as file:
             data = file.read(most + 1)

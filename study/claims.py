@@ -16,7 +16,6 @@ from study.rows import mixer_of, script_of
 TOP, BOTTOM = 0.95, 0.05  # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 
 RATIO = "ratio of steps"
-UNDECIDABLE = "could not be decided"  # a verdict: the design had too few seeds for its number of claims
 SHARES = {"share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "gate_below_0.1", "induction"}  # meters
 NATS, AS_IT_IS = "nats a token", "as in the rows"
 UNIT_OF = {
@@ -124,7 +123,7 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
     correct_over_all(judged)
     for result in judged:  # each was corrected for in the family that it was declared in
         if result["verdict"] == "inconclusive" and not can_be_supported(result):
-            result["verdict"] = UNDECIDABLE
+            result["verdict"] = stats.UNDECIDABLE
         arms = {arm: [row for row in rows if row["arm"] == arm] for arm in result["weights"]}
         has_run, lost = result["verdict"] != "not run", ", ".join(map(str, result["lost"]))
         looks = undeclared_looks(arms, result) if has_run else []

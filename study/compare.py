@@ -29,7 +29,8 @@ from configurator import UserError, key
 from runs.files import parse_json, read_jsonl, read_regular
 from study import stats
 
-SUPPORTED, OPEN, UNDECIDABLE = "supported", "inconclusive", "could not be decided"
+# what a comparison has no number for is None
+NOTHING = dict.fromkeys(("low", "high", "p", "least_p", "could_see"))
 PATTERNS = 100_000  # of a permutation test whose groupings are too many to be listed
 
 
@@ -107,16 +108,16 @@ def compare(before: dict[str, float], after: dict[str, float]) -> dict:
     else:
         result |= of_groups(list(before.values()), list(after.values()))
     if result["least_p"] is None or result["least_p"] >= stats.LEVEL:
-        result["verdict"] = UNDECIDABLE
+        result["verdict"] = stats.UNDECIDABLE
     else:
-        result["verdict"] = SUPPORTED if result["p"] < stats.LEVEL else OPEN
+        result["verdict"] = "supported" if result["p"] < stats.LEVEL else "inconclusive"
     return result
 
 
 def of_pairs(values: list[float]) -> dict:
     """The sign-flip test of the differences of each seed, its interval, and what it could have seen."""
     n = len(values)
-    result: dict = {"low": None, "high": None, "p": None, "least_p": None, "could_see": None}
+    result: dict = dict(NOTHING)
     if n < 2:
         return result
     result["low"], result["high"] = stats.interval(values)
@@ -130,12 +131,11 @@ def of_pairs(values: list[float]) -> dict:
 def of_groups(before: list[float], after: list[float]) -> dict:
     """The permutation test of two independent groups, Welch's interval, and what a t-test of them could have seen."""
     n, m = len(before), len(after)
-    result: dict = {"low": None, "high": None, "p": None, "least_p": None, "could_see": None}
+    result: dict = dict(NOTHING)
     if min(n, m) < 2:
         return result
     groupings = math.comb(n + m, n)
     result["least_p"] = min(1.0, 2 / groupings) if groupings <= PATTERNS else 2 / PATTERNS
-
     scale = max(map(abs, before + after)) or 1.0
 
     def difference(x, y, axis):
@@ -166,7 +166,7 @@ def sentence(result: dict, before: str, after: str, of: str | None) -> str:
     test = "exact sign-flip test" if result["is_paired"] else "permutation test"
     words.append(runs if result["p"] is None else f"{runs}, p {result['p']:.2g} ({test})")
     said = "; ".join(words) + "."
-    if result["verdict"] == UNDECIDABLE:
+    if result["verdict"] == stats.UNDECIDABLE:
         least = "no p at all" if result["least_p"] is None else f"no p under {result['least_p']:.2g}"
         said += f" So few runs can give {least}: another seed alone may have made this difference. Add seeds."
     elif result["could_see"] is not None:

@@ -24,7 +24,7 @@ from study.rows import is_finite, mixer_of, number, variant_of
 VERDICT_COLOURS = {
     "supported": COLOURS[2], "passed": COLOURS[2], "equivalent": COLOURS[0], "not supported": COLOURS[4],
     "refuted": COLOURS[1], "failed": COLOURS[1], "inconclusive": "0.5",
-    claims.UNDECIDABLE: "0.75",
+    stats.UNDECIDABLE: "0.75",
 }  # fmt: skip
 
 PARTS = {  # of the loss of a text (evaluate.parts_of_loss)

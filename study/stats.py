@@ -6,8 +6,8 @@
     refuted         the upper bound lies under zero, and that threshold does not
     equivalent      the claim declares a band ("within"), and two one-sided tests place the mean inside it
     inconclusive    none of these
-    could not be    none of these, and the seeds could give no corrected p under 0.05 (claims.judge_claims)
-    decided
+    could not be    none of these, and the seeds could give no corrected p under 0.05: UNDECIDABLE, which
+    decided         claims.judge_claims tells apart, since it knows the design
     passed, failed  a count ("in"): as many seeds as the claim asks for are above the threshold, or fewer
     not run         fewer than two seeds have all values that the claim compares; of a count, not all runs, or no values
 
@@ -32,6 +32,7 @@ from configurator import UserError, show
 from study import curves
 
 LEVEL = 0.05
+UNDECIDABLE = "could not be decided"
 POWER = 0.8
 # up to this many the power of the exact test is simulated; beyond, Student's is within 3% for a claim without a family
 SIMULATED_SEEDS = 12

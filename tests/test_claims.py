@@ -67,7 +67,7 @@ def test_a_look_that_its_seeds_can_never_support_could_not_be_decided():
     for n in (6, 7):  # after Holm over two claims the least p is 0.062, then 0.031
         rows = rows_of(config := config_of(asked, n, arms=arms), lambda run: 0.5 + run["seed"] / 100)
         words[n] = {claim["verdict"] for claim in claims.judge_claims(config, rows)}
-    assert words == {6: {claims.UNDECIDABLE}, 7: {"inconclusive"}}
+    assert words == {6: {stats.UNDECIDABLE}, 7: {"inconclusive"}}
     lower = config_of({"gated": gain}, 6)
     (judged,) = claims.judge_claims(lower, rows_of(lower, lambda run: 0.5 - (run["arm"] == "gated") * 0.1))
     assert judged["verdict"] == "refuted"  # a bound can still decide against the claim

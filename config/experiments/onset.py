@@ -1,10 +1,10 @@
 """
 Does a gate delay copying, and which arm removes the delay? A task on which a small model must find the copying circuit.
 
-data/induction: rows of 128 tokens of 64 ids, strings that come again. The pairs of the chain are learned first, then
-copies jump from a third to nearly all of them. Two layers x 64 without MLPs, 4 heads, a constant rate. A run ends after
-two evaluations at 95%. The number compared is the logarithm of the steps to 90% of the copies, that of the horizon for
-a run that never gets there: a contrast is a ratio of steps, and 0.1398 is a factor of 1.15.
+data/induction: rows of 128 tokens of 64 ids, strings that come again. The pairs of the chain are learned first. Then
+the accuracy at copies jumps from a fifth to nearly all. Two layers x 64 without MLPs, 4 heads, a constant rate. A run
+ends after two evaluations at 95%. The number compared is the logarithm of the steps to 90% of the copies, that of the
+horizon for a run that never gets there: a contrast is a ratio of steps, and 0.1398 is a factor of 1.15.
 
 Arms, all with one rate: no gate; the sigmoid gate (from a half); a fixed half without a gate; the gate from one
 (sigmoid2); from a bias of +3 (0.95); one value per head; on the values; with a third of the rate; without weight decay.

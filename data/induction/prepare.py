@@ -4,14 +4,15 @@ followed the same token before, follows it again.
 
     python data/induction/prepare.py                                # rows of 128 tokens of 64 ids
 
-A row is a sequence of strings of 12 to 27 tokens. A string is drawn from a chain with a fixed table of pairs or, as
-likely, repeats one of the row's strings, however long ago. The table can be learned by looking at one token, and is
+A row is a sequence of strings of 12 to 27 tokens. One string in four is drawn from a chain with a fixed table of pairs;
+the others repeat one of the row's strings, however long ago. The table can be learned by looking at one token, and is
 learned first. To copy, a model needs two layers: one that brings to each token the token before it, and one that looks
-for the place where the present token stood before. With strings a b c d e and f g h:
+for the place where the present token stood before. Here with shorter strings, a b c d e f and g h i; a star marks a
+label that counts:
 
-    token    a b c d e f g h a b c d e ...
-    label    b c d e f g h a b c d e .
-    copies                     *
+    token    a b c d e f g h i a b c d e f g
+    label    b c d e f g h i a b c d e f g .
+    copies                           * *
 
 Training predicts every next token. Validation counts copies alone: tokens of a repeat behind at least 4 others of it.
 Rows of training are no files: each is drawn once, from the seeds and its number (data/drawn.py).

@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
+from data.pystdlib import prepare as pystdlib
 from data.pystdlib.prepare import LEFT_OUT, clean, read_sources, shared_runs, split_units
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import Output, claim, report, write_stream
+from data.writing import claim, report, write_stream
 from runs.files import DATA, one_line, read_regular
 
 GENERATOR = "data/pylib/prepare.py"
@@ -33,18 +34,15 @@ TESTS = {"testing", "conftest.py"}  # beside pystdlib's LEFT_OUT
 
 
 @dataclass
-class Config(Output):
-    requirements: str = key(str(DATA.parent / "requirements.txt"), "file whose packages are read, one a line")
+class Config(pystdlib.Config):
+    requirements: str | None = key(None, "file whose packages are read, one a line; None: that of this repository")
     tokenizer: str = key("byte", CHOICES)
     val_fraction: float = key(0.02, "share of the bytes that is validation", above=0, below=1)
-    most_bytes: int | None = key(None, "validation and the first training files, at most; None: all", at_least=1)
-    shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
-    seed: int = key(0, "seeds the order of the training files, and so what most_bytes takes", at_least=0)
 
 
 def main(argv):
     config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
-    versions, texts = read_packages(config.requirements)
+    versions, texts = read_packages(config.requirements or DATA.parent / "requirements.txt")
     splits = split_units(clean(read_sources() | texts), config)
     train, val = splits["train"], splits["val"]
     facts = dict(python=platform.python_version(), packages=versions, shared_runs=shared_runs(train, val))

@@ -25,7 +25,7 @@ import configurator
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, fitting, report, write_stream
-from runs.files import find_path, one_line
+from runs.files import find_path, is_no_file, one_line
 
 GENERATOR = "data/text/prepare.py"
 VERSION = 3  # 3: hidden files and byte order marks are left out; 2: blank files are, and linked folders are read
@@ -80,7 +80,7 @@ def find_files(paths, ext):
 def read_text(file):
     """The text of a file, without a byte order mark. Raises UserError if it is not UTF-8."""
     with one_line(f"{file}: cannot be read", OSError, ValueError):  # ValueError: a zero byte in the name
-        if os.path.exists(file) and not os.path.isfile(file):  # to open a pipe would wait for its writer
+        if is_no_file(file):
             raise OSError("is no file")
         content = file.read_bytes()
     try:
