@@ -33,6 +33,9 @@ class ExperimentConfig:
     variants: dict = key({}, '{variant: its keys of train.py; "mixers": the only ones that have it}; none: the mixer')
     seeds: list[int] = key([0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0)
     seeds_of: dict = key({}, "{arm: the only ones of the seeds that it is run with}")
+    branches: dict = key(
+        {}, '{arm: {"of": another arm, "at": step}}: it goes on from the checkpoint that this one keeps there'
+    )
     first_arms: list[str] = key([], "arms whose runs of all seeds go before those of the others, if hours are short")
     learning_rates: list[float] = key([], "to choose from, on selection_seeds", above=0)
     selection_seeds: list[int] = key([], "seeds that the learning rates are chosen on, and nothing else", at_least=0)
@@ -79,6 +82,7 @@ class ExperimentConfig:
         refuse({
             "arms={}: there is nothing to run; name a file of config/experiments/, or add arms": not self.arms,
             "seeds=[]: there is nothing to run; add one at least, as in seeds = [0, 1, 2]": not self.seeds,
+            **self.wrong_branches(),
             "solved_above: is about accuracy, which is not the metric": self.solved_above and self.metric != "accuracy",
             "rate_of: without selection_seeds no rate is chosen": self.rate_of and not seeds,
             "learning_rates, selection_seeds: give both, or none": bool(rates) != bool(seeds),
@@ -126,6 +130,27 @@ class ExperimentConfig:
         few = {f"seeds_of: {arm}: has none of seeds={self.seeds}": of_arm for arm, of_arm in self.seeds_of.items()}
         refuse({words: not {*of_arm} & {*self.seeds} for words, of_arm in few.items()})
 
+    def wrong_branches(self) -> dict[str, bool]:
+        """{what is wrong with a branch: whether it is}, of arms that are known."""
+        cases = {}
+        for arm, branch in self.branches.items():
+            label, parent, step = f"branches: {arm}", branch["of"], branch["at"]
+            check_named(label, [arm, parent], self.arms, "such arms")
+            keys = configurator.build(TrainConfig, self.base | self.arms[parent], source=f"arm {parent!r}")
+            own = configurator.build(TrainConfig, self.base | self.arms[arm], source=f"arm {arm!r}")
+            kept = keys.keep_interval
+            is_kept = kept is not None and step % kept == 0 and step <= keys.max_iters
+            seeds, of_parent = (self.seeds_of.get(name, self.seeds) for name in (arm, parent))
+            cases |= {
+                f"{label}: {parent!r} keeps no checkpoint of step {step}: give it a keep_interval": not is_kept,
+                f"{label}: has max_iters={own.max_iters}, and begins at step {step}": own.max_iters <= step,
+                f"{label}: has seeds that {parent!r} has not": bool(set(seeds) - set(of_parent)),
+                f"{label}: takes the rate of {parent!r}: add it to rate_of": bool(
+                    self.selection_seeds and self.rate_of.get(arm, arm) != self.rate_of.get(parent, parent)
+                ),
+            }
+        return cases
+
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
         for run in {run["arm"]: run for run in runs_of(self)}.values():
@@ -144,7 +169,8 @@ class ExperimentConfig:
         n_seeds, numbers = len(claims.seeds_of_claim(self, claim["contrast"])), ("above", "other_than", "within")
         names = [part for part in path if type(part) is str]
         in_row = path[path[:1] == ["log"] :]
-        is_of_curve = len(path) == 2 and names == path[:1] and type(path[1]) in (int, float)
+        is_part = path[1:-1] in ([], *([part] for part in OF_LOSS))
+        is_of_curve = is_part and names == path[:-1] and type(path[-1]) in (int, float)
         wrong = wrong_path(in_row) if names == path else None
         is_of_row = names == path and in_row and wrong is None
         is_path = is_of_curve if curves.METRICS.keys() & names[:1] else is_of_row
@@ -185,8 +211,8 @@ from runs.rules import wrong_field
 from study import claims, curves, report, sinks
 from study.arms import NAMES, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page
-from study.plan import Plan, choose_rates, name_of, runs_of, steps_of, unknown_runs
-from study.rows import read_rows, script_of, wrong_path
+from study.plan import Plan, choose_rates, first_step, name_of, runs_of, steps_of, unknown_runs
+from study.rows import OF_LOSS, read_rows, script_of, wrong_path
 from study.runner import gpus_of, jobs_of, lock, run_all
 from train import TrainConfig
 
@@ -198,6 +224,7 @@ NUMBER = (float, -1e9, 1e9)
 ENTRIES: dict = {
     "arms": {}, "variants": {"mixers?": NAMES}, "scores": {},
     "seeds_of": [(int, 0, 1 << 60), 1, 999], "rate_of": (str, 1, 99), "scores_of": NAMES,
+    "branches": {"of": (str, 1, 99), "at": (int, 1, 1 << 60)},
     "claims": {
         "contrast": (str, 1, 999), "above?": NUMBER, "other_than?": NUMBER, "within?": (float, 1e-9, 1e9),
         "of?": [object, 1, 9], "sides?": (int, 1, 2), "in?": (int, 1, 999), "family?": (str, 1, 99),
@@ -258,7 +285,8 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     jobs = jobs_of(config, gpus_of(config) if config.gpus or torch.cuda.is_available() else [])
     of_step: dict[str, list] = {}  # seconds of one process, by arm
     for row in rows:
-        seconds = row["seconds"] * row.get("processes", 1) / (row.get("last_step") or steps_of([row]))
+        steps = (row.get("last_step") or row["config"]["max_iters"]) - first_step(row)
+        seconds = row["seconds"] * row.get("processes", 1) / max(steps, 1)
         of_step.setdefault(row["arm"], []).append(seconds)
     lines, known = [], []
     for run in waiting:

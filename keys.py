@@ -248,6 +248,9 @@ class TrainConfig(GPTConfig):
     grad_clip: float | None = key(1.0, "norm that a larger gradient is scaled down to (0 or None: none)", at_least=0)
 
     eval_interval: int = key(500, "steps between evaluations; each saves a checkpoint", at_least=1)
+    keep_interval: int | None = key(
+        None, "steps between checkpoints that stay, as ckpt-1500.pt; a multiple of eval_interval", at_least=1
+    )
     # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of their time
     eval_tokens: int | None = key(100_000, "size of the fixed sample that evaluations read (None: all)", at_least=1)
     eval_whole: bool | None = key(None, "end with the whole validation split (None: if that is quicker than training)")
@@ -281,6 +284,11 @@ class TrainConfig(GPTConfig):
             raise UserError(f"schedule={self.schedule!r}: decay_lr=False means constant; leave one of them out")
         if self.schedule != "wsd" and self.decay_iters is not None:
             raise UserError(f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.decay!r}")
+        if self.keep_interval is not None and self.keep_interval % self.eval_interval != 0:
+            raise UserError(
+                f"keep_interval={self.keep_interval}: a checkpoint is saved every eval_interval={self.eval_interval} "
+                "steps; give a multiple of that"
+            )
 
     @property
     def decay(self) -> str:

@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -46,6 +47,7 @@ OF_EVENT: dict = {
     "eval": EVALUATED | {"seconds?": SECONDS, "meters?": (dict, 0, 9999)},
     "end": EVALUATED | {"seconds": SECONDS, "eval_seconds?": SECONDS, "whole?": (bool, 0, 1)},
 }  # fmt: skip
+KEPT = re.compile(r"ckpt-[1-9][0-9]*\.pt")
 # what meters.py and plot.py write of a run: {name: its kind in files.OUTPUTS}
 OF_OTHER_SCRIPTS = {
     "meters.json": "meters",
@@ -147,6 +149,7 @@ class OutDir:
         for name in code:
             folders.update(str(parent) for parent in Path(name).parents if parent.name)
         names = ["config.json", "metrics.jsonl", "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
+        names += sorted(file.name for file in self.path.glob("ckpt-*.pt"))
         files.check_inside(self.path, names, [*sorted(folders), "tensorboard", sharded.FOLDERS])
         files.check_inside(self.path, code)
         self.lock = files.lock(self.path)
@@ -197,11 +200,17 @@ class OutDir:
     def _remove_old_run(self):
         """Removes what would be taken for this run's: checkpoints, and what meters.py and plot.py have written. Without
         overwrite a file of somebody else stays."""
-        for name in ("ckpt.pt", "best.pt"):
-            (self.path / name).unlink(missing_ok=True)
+        for file in self._checkpoints():
+            file.unlink()
         for name, kind in OF_OTHER_SCRIPTS.items():
             if self.config.overwrite or files.is_of_kind(self.path / name, kind):
                 (self.path / name).unlink(missing_ok=True)
+
+    def _checkpoints(self):
+        """The files of checkpoints that are there: ckpt.pt, best.pt and those that stay."""
+        last_and_best = [self.path / name for name in ("ckpt.pt", "best.pt")]
+        kept = [file for file in self.path.glob("ckpt-*.pt") if KEPT.fullmatch(file.name)]
+        return [file for file in last_and_best + kept if file.is_file()]
 
     def _write_code(self):
         """Writes code/: new files, since an old one may be a hard link to that of another run."""
@@ -221,6 +230,9 @@ class OutDir:
         checkpoints.save(file, state)
         if is_best:
             files.link_whole(file, self.path / "ckpt.pt")
+        step, interval = state["iter_num"], self.config.keep_interval
+        if interval is not None and step > 0 and step % interval == 0:
+            files.link_whole(file, self.path / kept_checkpoint(step))
         self._remove_shards()
 
     def _save_with_shards(self, files):
@@ -237,13 +249,18 @@ class OutDir:
                 self._save(*self.shards.checkpoint())
 
     def _remove_shards(self):
-        """Removes the folders of shards that neither ckpt.pt nor best.pt needs, such as those that a kill has left."""
+        """Removes the folders of shards that no checkpoint needs, such as those that a kill has left."""
         there = [folder for folder in (self.path / sharded.FOLDERS).glob("*") if sharded.NAME.fullmatch(folder.name)]
-        files = [file for name in ("ckpt.pt", "best.pt") if there and (file := self.path / name).is_file()]
+        files = self._checkpoints() if there else []
         needed = [checkpoints.load_torch(file, mapped=True).get("shards", {}).get("folder") for file in files]
         for folder in there:
             if folder.name not in needed:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def kept_checkpoint(step: int) -> str:
+    """The name of the checkpoint that keep_interval keeps of a step."""
+    return f"ckpt-{step}.pt"
 
 
 def read_metrics(file: Path) -> list[dict]:

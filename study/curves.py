@@ -3,6 +3,7 @@
     "of": ["log_steps", 0.9]    the logarithm of the steps to the first evaluation over 0.9; of a run that never gets
                                 there, that of its horizon
     "of": ["lost", 0.9]         1 if the run never gets there, else 0: the mean is the fraction of runs lost
+    "of": ["log_steps", "repeated", 0.8], ["lost", "repeated", 0.8]: of the loss of a part of the text (docs/data.md)
 
 A curve is [[step, value], ...], of accuracy or of loss; of a loss, "over" reads "under". The horizon of a run is the
 last step that it was to make. One that stopped before it, because it had solved the task, keeps its last value until
@@ -22,11 +23,14 @@ def horizon_of(row: dict) -> float:
     return float(planned) if planned else float(row["curve"][-1][0])
 
 
-def steps_to(row: dict, threshold: float) -> int | None:
+def steps_to(row: dict, threshold: float, part: str | None = None) -> int | None:
     """The first evaluated step with an accuracy over the threshold, or a loss under it; None if there is none, or if
-    the run was not finite."""
+    the run was not finite. part: of the text, whose loss it is then, as in the row's "loss"."""
     if not row["finite"]:
         return None
+    if part is not None:
+        under = [point["step"] for point in row.get("loss_curve", []) if point.get(part, math.inf) < threshold]
+        return next(iter(under), None)
     sign = -1 if row.get("metric") == "val_loss" else 1
     known = ((step, value) for step, value in row["curve"] if value is not None)
     return next((step for step, value in known if sign * value > sign * threshold), None)
@@ -42,12 +46,19 @@ def area(row: dict) -> float | None:
     return float(np.trapezoid(values, steps) / (end - steps[0])) if end > steps[0] else float(values[0])
 
 
-def log_steps(row: dict, threshold: float) -> float:
-    step = steps_to(row, threshold)
+def log_steps(row: dict, *where: str | float) -> float:
+    step = steps_of_path(row, *where)
     return math.log(max(1.0, horizon_of(row) if step is None else step))
 
 
-METRICS: dict = {  # of a row and a threshold
-    "log_steps": log_steps,
-    "lost": lambda row, threshold: float(steps_to(row, threshold) is None),
-}
+def lost(row: dict, *where: str | float) -> float:
+    return float(steps_of_path(row, *where) is None)
+
+
+def steps_of_path(row: dict, *where: str | float) -> int | None:
+    """steps_to, of what stands behind the name of a metric: a threshold, or a part of the text and a threshold."""
+    *part, threshold = where
+    return steps_to(row, threshold, *part)
+
+
+METRICS = {"log_steps": log_steps, "lost": lost}  # of a row and what stands behind the name

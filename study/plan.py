@@ -50,9 +50,13 @@ def runs_of(config, chosen: dict[str, float] | None = None) -> list[dict]:
 
 
 def make_run(config, seed: int, arm: str, rate: float | None, purpose: str | None = None) -> dict:
-    """A run as it stands in its row: arm, seed, data and keys of train.py."""
+    """A run as it stands in its row: arm, seed, data, keys of train.py and, of a branch, where it begins."""
     keys = config.base | config.arms[arm] | {"seed": seed} | ({} if rate is None else {"learning_rate": rate})
-    run = {"arm": arm, "seed": seed, "data": config.data, "config": keys} | ({"purpose": purpose} if purpose else {})
+    run = {"arm": arm, "seed": seed, "data": config.data, "config": keys}
+    if purpose is not None:
+        run["purpose"] = purpose
+    elif arm in config.branches:
+        run["branch"] = config.branches[arm]
     return as_read(run)
 
 
@@ -79,7 +83,12 @@ def name_of(run: dict) -> str:
 
 
 def steps_of(runs: Iterable[dict]) -> int:
-    return sum(configurator.build(TrainConfig, run["config"]).max_iters for run in runs)
+    return sum(configurator.build(TrainConfig, run["config"]).max_iters - first_step(run) for run in runs)
+
+
+def first_step(run: dict) -> int:
+    """The step that a run begins at: 0, but for a branch."""
+    return run["branch"]["at"] if "branch" in run else 0
 
 
 def choose_rates(config, rows: list[dict]) -> list[dict]:

@@ -19,7 +19,7 @@ from configurator import UserError
 from runs.files import read_jsonl
 from runs.rules import did_you_mean, show, wrong_field
 
-RUN = ("arm", "seed", "purpose", "config", "data")  # what identifies a run
+RUN = ("arm", "seed", "purpose", "branch", "config", "data")  # what identifies a run
 
 # what the fields of a row may be, as rules of rules.wrong_field
 TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20
@@ -27,8 +27,9 @@ COUNT, NUMBER, STEP = (int, 0, 1 << 62), (float, -1e30, 1e30, None), (float, 0, 
 TEXT_OR_NONE, SECONDS = (*TEXT, None), (float, 0, 1e12)
 LENGTH = {"block_size": COUNT, "loss?": NUMBER}
 OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}  # of query
+BRANCH = {"of": TEXT, "at": COUNT}
 ROW = {
-    "arm": TEXT, "seed": COUNT, "purpose?": {"selection"},
+    "arm": TEXT, "seed": COUNT, "purpose?": {"selection"}, "branch?": BRANCH,
     "config": DICT, "data": DICT, "init_from?": DICT, "metric": {"accuracy", "val_loss"}, "prepare?": TEXT,
     "finite": (bool, 0, 1), "accuracy?": (float, -1e-3, 1.001, None), "val_loss?": NUMBER,
     "curve": [[NUMBER, 2, 2], 1, MANY], "horizon?": COUNT, "last_step?": COUNT, "seconds": SECONDS, "ended?": SECONDS,

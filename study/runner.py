@@ -26,9 +26,10 @@ from typing import IO, NoReturn
 import torch
 
 from configurator import UserError
+from runs import checkpoint as checkpoints
 from runs import files
 from runs.hardware import pick_device, signals_to, usable_cores
-from runs.outdir import ROOT, read_metrics, write_text
+from runs.outdir import ROOT, kept_checkpoint, read_metrics, write_text
 from runs.streams import tell
 from study import report
 from study.plan import Plan, name_of, steps_of
@@ -94,6 +95,25 @@ def to_do(plan: Plan, out_dir: Path) -> list[dict]:
     return [*plan.lacking, *(row for row in plan.unscored if is_kept(row, out_dir))]
 
 
+def is_ready(item: dict, plan: Plan, out_dir: Path) -> bool:
+    """Whether a branch can begin: the checkpoint that it goes on from is there. Raises UserError where the run that was
+    to keep it has ended without."""
+    if "branch" not in item or "finite" in item:
+        return True
+    file = start_of_branch(item, out_dir)
+    of, seed = item["branch"]["of"], item["seed"]
+    if not file.is_file() and any(row["arm"] == of and row["seed"] == seed for row in plan.shown):
+        words = f"goes on from {file}, which is not there, though that run has ended; to make it again, remove its row"
+        raise UserError(f"{name_of(item)}: {words}")
+    return file.is_file()
+
+
+def start_of_branch(run: dict, out_dir: Path) -> Path:
+    """The checkpoint that a branch goes on from."""
+    parent = {"arm": run["branch"]["of"], "seed": run["seed"]}
+    return out_dir / name_of(parent) / kept_checkpoint(run["branch"]["at"])
+
+
 def stop(number: int) -> NoReturn:
     """What a signal does: `work` ends, and lets its runs save."""
     name = signal.Signals(number).name
@@ -117,7 +137,7 @@ def work(config, out_dir: Path) -> None:
                 items = to_do(plan, out_dir)
                 if not items and not running:
                     return
-                for item in items:
+                for item in (one for one in items if is_ready(one, plan, out_dir)):
                     is_ours = name_of(item) in [job["name"] for job in running]
                     if len(running) < jobs and not is_ours and (held := take(config, item, out_dir)) is not None:
                         gpu = min(gpus, key=[job["gpu"] for job in running].count, default=None)
@@ -205,9 +225,13 @@ def carry_out(
             keys = {"eval_whole": True, "threads": threads} | run["config"]
             keys |= {"dataset": str(data), "out_dir": str(folder), "init_from": "auto"}
             write_text(folder / "run.json", json.dumps(run))
+            if "branch" in run and not (folder / "ckpt.pt").is_file():
+                files.link_whole(start_of_branch(run, out_dir), folder / "ckpt.pt")
             (folder / "log.txt").unlink(missing_ok=True)
             yield (process := start_process(("train.py", keys), folder, threads, gpu, config.processes_per_run, held))
             row = finish(config, run, folder, process.returncode)
+            if "branch" in run:  # the seconds of its checkpoint are the other run's
+                row["seconds"] -= checkpoints.load(start_of_branch(run, out_dir), mapped=True)["seconds"]
         about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data)}
         about["device"] = run["config"].get("device", "auto")
         for name in missing_scores(config, row):

@@ -25,6 +25,7 @@ from runs.files import read_jsonl
 from runs.hardware import usable_cores
 from runs.rules import show
 from study import report, runner
+from study.plan import steps_of
 from study.rows import read_rows
 
 FLOAT32 = {"dtype": "float32"}
@@ -251,6 +252,44 @@ def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_
     assert f"1 finished runs have no checkpoint in {out} (none-seed0), which a score" in capsys.readouterr().out
 
 
+def test_a_branch_ends_with_the_bits_of_a_run_that_had_its_schedule_from_the_start(
+    base, tmp_path, started, capsys, helpers
+):
+    arms = {
+        "decayed": {"schedule": "wsd", "decay_iters": 2, "max_iters": 5},
+        "none": {"schedule": "constant", "keep_interval": 3},
+        "straight": {"schedule": "wsd", "decay_iters": 2, "max_iters": 5},
+    }
+    base = {name: value for name, value in base.items() if name != "lr_decay_iters"}
+    keys = dict(arms=arms, branches={"decayed": {"of": "none", "at": 3}}, seeds=[0], data=DATA, base=base, jobs=2)
+    config = experiment.ExperimentConfig(**keys)
+    started.clear()
+    experiment.run_all(config, tmp_path)
+    names = [name for name, _ in started]
+    assert sorted(names) == [f"train.py {arm}-seed0" for arm in ("decayed", "none", "straight")]
+    assert names.index("train.py none-seed0") < names.index("train.py decayed-seed0")
+    rows = rows_of(tmp_path)
+    branch, straight = rows["decayed", 0], rows["straight", 0]
+    assert branch["val_loss"] == straight["val_loss"] and branch["last_step"] == straight["last_step"] == 5
+    assert [step for step, _ in branch["curve"]] == [3, 5]
+    assert branch["curve"][0] == [3, dict(rows["none", 0]["curve"])[3]]
+    assert branch["branch"] == {"of": "none", "at": 3} and "branch" not in straight
+    assert branch["seconds"] > 0
+    assert "3 runs, 13 steps" in capsys.readouterr().out
+    assert steps_of([branch]) == 2 and steps_of([straight]) == 5
+    started.clear()
+    experiment.run_all(config, tmp_path)
+    assert not started
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_text("".join(line for line in lines if '"arm": "decayed"' not in line))
+    for file in (tmp_path / "none-seed0").glob("ckpt-*.pt"):
+        file.unlink()
+    words = helpers.error_of(experiment.run_all, config, tmp_path)
+    assert (
+        "decayed-seed0: goes on from" in words and "ckpt-3.pt, which is not there, though that run has ended" in words
+    )
+
+
 # -- Mistakes, and runs that fail --------------------------------------------------------------------------------------
 
 GAIN, OF_X = {"contrast": "none", "above": 0}, {"of": ["scores", "x", "loss"]}
@@ -259,6 +298,11 @@ GAIN, OF_X = {"contrast": "none", "above": 0}, {"of": ["scores", "x", "loss"]}
 def of(path):
     """The keys of an experiment with a claim about this path."""
     return {"claims": {"helps": GAIN | {"of": path}}}
+
+
+def branch(at, **keys):
+    """The keys of an experiment whose second arm goes on from the first one."""
+    return {"arms": {"none": keys, "branch": {}}, "branches": {"branch": {"of": "none", "at": at}}}
 
 
 CHOOSING = dict(selection_seeds=[5], learning_rates=[1.0])
@@ -275,6 +319,13 @@ WRONG = [
     (dict(first_arms=["nobody"]), "first_arms='nobody': must be one of none"),
     (dict(learning_rates=[0.1]), "learning_rates, selection_seeds: give both, or none"),
     (dict(learning_rates=[0.1], selection_seeds=[1]), "selection_seeds=[1]: the comparison uses some of them"),
+    (dict(branches={"x": {"of": "none", "at": 3}}), "branches: x='x': must be one of none, elementwise"),
+    (dict(branches={"elementwise": {"of": "none"}}), "branches: elementwise: it has no at"),
+    (branch(at=3), "branches: branch: 'none' keeps no checkpoint of step 3: give it a keep_interval"),
+    (branch(at=9, keep_interval=3), "branches: branch: 'none' keeps no checkpoint of step 9"),
+    (branch(at=6, keep_interval=3), "branches: branch: has max_iters=6, and begins at step 6"),
+    (branch(at=3, keep_interval=3) | dict(seeds_of={"none": [0]}), "branches: branch: has seeds that 'none' has not"),
+    (branch(at=3, keep_interval=3) | CHOOSING, "branches: branch: takes the rate of 'none': add it to rate_of"),
     (dict(rate_of={"none": "none"}, **CHOOSING), "rate_of: none='none': must be one of elementwise"),
     (dict(selection_iters=7, **CHOOSING), "selection_iters=7: must be at most max_iters=6"),
     (dict(claims={"helps": {"contrast": "gatd", "above": 0}}), "claims: helps='gatd'"),
@@ -282,6 +333,8 @@ WRONG = [
     (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in=3: is more than the seeds of its arms"),
     (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
     (dict(claims={"helps": GAIN | {"of": ["slices", "64/4"]}}), "claims: helps: of=['slices', '64/4']: must be names"),
+    (of(["lost", "reapeted", 0.8]), "claims: helps: of=['lost', 'reapeted', 0.8]: must be names"),
+    (of(["lost", "repeated", "far", 0.8]), "claims: helps: of=['lost', 'repeated', 'far', 0.8]: must be names"),
     (of(["meters", "snik"]), "or as ['lost', 0.9] (meters has no 'snik' (did you mean 'sink'?))"),
     (of(["meters", "kinds", "other", "shair"]), "(other has no 'shair' (did you mean 'share'?))"),
     (of(["log", "meters", "max_activatoin"]), "has no 'max_activatoin' (did you mean 'max_activation'?))"),

@@ -534,6 +534,23 @@ def test_a_run_that_replaces_another_leaves_no_checkpoint_of_it_even_if_it_ends_
     assert all(checkpoints.load(file)["run_id"] != old for file in left)
 
 
+def test_checkpoints_of_keep_interval_stay_and_a_run_that_replaces_theirs_removes_them(mqar, helpers, tmp_path):
+    def kept(**changed):
+        every_four = dict(max_iters=8, eval_interval=2, keep_interval=4, init_from="auto")
+        helpers.train(mqar, out, **every_four | changed)
+        return {file.name: checkpoints.load(file)["iter_num"] for file in sorted(out.glob("ckpt*.pt"))}
+
+    out = tmp_path / "out"
+    assert kept() == {"ckpt-4.pt": 4, "ckpt-8.pt": 8, "ckpt.pt": 8}
+    before = (out / "ckpt-4.pt").read_bytes()
+    assert kept(max_iters=10) == {"ckpt-4.pt": 4, "ckpt-8.pt": 8, "ckpt.pt": 10}
+    assert (out / "ckpt-4.pt").read_bytes() == before
+    (out / "ckpt-mine.pt").write_bytes(before)
+    assert kept(max_iters=2, init_from="scratch", overwrite=True) == {"ckpt-mine.pt": 4, "ckpt.pt": 2}
+    words = helpers.error_of(kept, eval_interval=3)
+    assert "keep_interval=4: a checkpoint is saved every eval_interval=3 steps; give a multiple of that" in words
+
+
 @pytest.mark.parametrize("case", [dict(dropout=0.1), dict(optimizer="muon", gate="elementwise")], ids=str)
 def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(case, run, helpers):
     whole = run("whole", **case)

@@ -154,6 +154,11 @@ def test_steps_to_a_threshold_are_censored_at_the_horizon_and_two_censored_runs_
     assert stats.look_up({"val_loss": 0.0}, ["log", "val_loss"]) is None
     lengths = {"meters": {"lengths": [{"loss": 1.0}, None, {"loss": 2.0}]}}
     assert stats.look_up(lengths, ["meters", "lengths"]) == {"loss": 1.0}  # which contrast refuses
+    parts = [{"step": 0, "near": 3.0}, {"step": 100, "near": 2.0, "repeated": 0.9}, {"step": 200, "repeated": 0.7}]
+    text = run_of(3.0, 2.0, 1.0, metric="val_loss") | {"loss_curve": parts}
+    assert stats.look_up(text, ["log_steps", "repeated", 0.8]) == math.log(200)
+    assert [stats.look_up(text, ["lost", "repeated", level]) for level in (0.8, 0.7)] == [0, 1]  # under it, not on it
+    assert stats.look_up(text | {"finite": False}, ["lost", "repeated", 0.8]) == 1
     rows = [run_of(0.1, 0.2) | {"arm": arm, "seed": 0} for arm in "ab"]
     assert stats.contrast(rows, {"a": 1, "b": -1}, ["log_steps", 0.9]) == {0: 0}
 
