@@ -42,7 +42,7 @@ lint: .venv/.installed-dev ## ruff, on the files that git knows, mypy, on the hi
 	$(PY) -m ruff check $(OURS)
 	$(PY) -m ruff format --check $(OURS)
 	$(PY) -m mypy
-	$(PY) tests/house.py
+	$(PY) tests/house.py --run
 
 format: .venv/.installed-dev ## let ruff format the code
 	$(PY) -m ruff format .
