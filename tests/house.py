@@ -66,7 +66,7 @@ def code_of(text: str) -> tuple[int, int]:
 
 
 def dense_places(tree: ast.AST) -> Counter:
-    """{kind: how many}: comprehensions within others or with two "for", :=, lambdas of more than one call or operator."""
+    """{kind: how many}: comprehensions within others or with two "for", :=, lambdas of several calls or operators."""
     found: Counter = Counter()
     for node in ast.walk(tree):
         inner = [child for child in ast.walk(node) if child is not node]
