@@ -3,11 +3,12 @@
     python bench.py gpu                            what the first hour on a GPU asks, and a page for an issue
     python bench.py all --against=PATH/model.py    every part; the file is nanoGPT's own, which is not kept here
 
-Absolute times of a shared machine mean little: here two sides run in turn in one process, with the same number of
-threads, and their order changes from pair to pair. What is reported is the median of the paired ratios, and its 95%
-interval by order statistics (no assumption about the noise). A ratio is a claim where its other side is what a user
-could take instead, or where a limit is known. A claim is *met* if the whole interval clears its target, *missed* if the
-whole interval falls short of it, else *unresolved*. out_dir gets a JSON file per part, with the raw pairs.
+Absolute times of a shared machine mean little: here two sides run in turn in one process, with the
+same number of threads, and their order changes from pair to pair. What is reported is the median of
+the paired ratios, and its 95% interval by order statistics (no assumption about the noise). A ratio
+is a claim where its other side is what a user could take instead, or where a limit is known. A
+claim is *met* if the whole interval clears its target, *missed* if the whole interval falls short
+of it, else *unresolved*. out_dir gets a JSON file per part, with the raw pairs.
 """
 
 import configurator
@@ -34,7 +35,13 @@ from speed.gaterun import RECIPES, bench_gaterun
 from speed.gpu import bench_gpu, page
 from speed.measure import Report
 
-PARTS = dict(train=bench_train, overhead=bench_overhead, length=bench_length, decode=bench_decode, ops=bench_ops)
+PARTS = dict(
+    train=bench_train,
+    overhead=bench_overhead,
+    length=bench_length,
+    decode=bench_decode,
+    ops=bench_ops,
+)
 PARTS |= dict(gaterun=bench_gaterun, gpu=bench_gpu)
 
 
@@ -44,7 +51,11 @@ def main(argv: list[str]) -> None:
         for name in getattr(config, key):
             check_choice(key, name, (*known, "all"))
     if not config.seeds or (config.against and not Path(config.against).is_file()):
-        raise UserError("seeds: name one at least" if not config.seeds else f"against={config.against}: is no file")
+        raise UserError(
+            "seeds: name one at least"
+            if not config.seeds
+            else f"against={config.against}: is no file"
+        )
     config.threads = cpu_threads(config.threads)
     torch.set_num_threads(config.threads)
     config.device = pick_device(config.device)
@@ -52,8 +63,14 @@ def main(argv: list[str]) -> None:
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
     if config.against is None and "gaterun" in config.what:
-        raise UserError("against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH")
-    parts = [name for name in PARTS if {name, "all"} & {*config.what} and (config.against or name != "gaterun")]
+        raise UserError(
+            "against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH"
+        )
+    parts = [
+        name
+        for name in PARTS
+        if {name, "all"} & {*config.what} and (config.against or name != "gaterun")
+    ]
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
     files.check_inside(out_dir, ["gpu.md", *(f"{name}.json" for name in parts)])
@@ -70,20 +87,29 @@ def main(argv: list[str]) -> None:
             raise
         finally:
             if report.rows or report.ratios or report.claims:
-                write_text(out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n")
+                write_text(
+                    out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n"
+                )
                 if name == "gpu":
                     write_text(out_dir / "gpu.md", page(about, report.rows))
             print(report)
         for kind, of_all in measured.items():
-            of_all += [{k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)]
+            of_all += [
+                {k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)
+            ]
     print(f"written: {out_dir}/")
     print(json.dumps(about | measured))
 
 
 def describe(config: BenchConfig) -> dict:
-    # these kernels compute the recurrence of a model (Mixer.read); the part ops measures the forms in PyTorch
+    # these kernels compute the recurrence of a model (Mixer.read); the part ops measures the forms
+    # in PyTorch
     kernels = "fla" if config.device == "cuda" and has_fla() else "plain PyTorch"
-    machine = torch.cuda.get_device_name() if config.device == "cuda" else platform.processor() or platform.machine()
+    machine = (
+        torch.cuda.get_device_name()
+        if config.device == "cuda"
+        else platform.processor() or platform.machine()
+    )
     return {
         "command": " ".join(["python", *sys.argv]),
         "device": f"{config.device}, {machine}, {config.threads} threads",
@@ -91,7 +117,9 @@ def describe(config: BenchConfig) -> dict:
         "versions": f"python {platform.python_version()}, torch {torch.__version__}",
         "commit": git_state()["git_commit"],
         "kernels": kernels,
-        "gemm_gflops": {name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")},
+        "gemm_gflops": {
+            name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")
+        },
     }
 
 

@@ -1,5 +1,6 @@
 """
-The settings of a script: a dataclass of keys, set by config files and by --key=value, and checked before any work.
+The settings of a script: a dataclass of keys, set by config files and by --key=value, and checked
+before any work.
 
     @dataclasses.dataclass
     class Config:
@@ -10,12 +11,13 @@ The settings of a script: a dataclass of keys, set by config files and by --key=
 
     begin(__name__, Config, __doc__)    # on top of a script, before it imports torch
 
-The annotation gives the type: int, float, bool, str, dict or list[...] of one of them, each also as `... | None`; key()
-adds the limits (runs/rules.py). A text may be empty only where its key says at_least=0. Config files apply first, in
-their order, then the -- words, in theirs; the later value wins. A config file looks as in nanoGPT (`batch_size = 5 *
-8`), but it is parsed and never executed. Every mistake that a user can fix is a UserError of one line; a script that
-ends in `configurator.run(main)` prints it. What begin() calls imports no torch, so that --help and a slip in the
-command line take a tenth of a second.
+The annotation gives the type: int, float, bool, str, dict or list[...] of one of them, each also as
+`... | None`; key() adds the limits (runs/rules.py). A text may be empty only where its key says
+at_least=0. Config files apply first, in their order, then the -- words, in theirs; the later value
+wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed.
+Every mistake that a user can fix is a UserError of one line; a script that ends in
+`configurator.run(main)` prints it. What begin() calls imports no torch, so that --help and a slip
+in the command line take a tenth of a second.
 """
 
 import ast
@@ -40,24 +42,33 @@ from runs.files import is_of_memory, one_line, parse_json, read_regular, refuse_
 from runs.rules import DataError, Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
 from runs.streams import end_at_once_by, open_streams
 
-FIRST_TELLS = 60.0  # seconds in which torchrun's first process on a machine tells a mistake that all have
+# seconds in which torchrun's first process on a machine tells a mistake that all have
+FIRST_TELLS = 60.0
 
 
-def begin(name: str, config_class: type, description: str | None, positional: str | None = "config") -> None:
-    """Every script calls this first, with its __name__; where it is imported, nothing happens. Sets what OpenMP and
-    glibc do, prints --help, or the mistake of the command line that can be found without torch, and exits."""
+def begin(
+    name: str, config_class: type, description: str | None, positional: str | None = "config"
+) -> None:
+    """Every script calls this first, with its __name__; where it is imported, nothing happens. Sets
+    what OpenMP and glibc do, prints --help, or the mistake of the command line that can be found
+    without torch, and exits."""
     if name != "__main__":
         return
     set_up()
     program = os.path.basename(sys.argv[0])
-    run(lambda argv: find_files(config_class, read_words(config_class, argv, positional, program, description)))
-    end_at_once_by(signal.SIGINT)  # until run(main): an interrupt while torch is imported would print a traceback
+    run(
+        lambda argv: find_files(
+            config_class, read_words(config_class, argv, positional, program, description)
+        )
+    )
+    # until run(main): an interrupt while torch is imported would print a traceback
+    end_at_once_by(signal.SIGINT)
 
 
 def set_up() -> None:
-    """Opens the standard streams that are closed (runs/streams.py). Tells OpenMP's threads to sleep where they wait:
-    ones that spin are three times slower on a busy machine. Tells glibc to keep what is freed: it would return large
-    blocks, and every step would fault them in again."""
+    """Opens the standard streams that are closed (runs/streams.py). Tells OpenMP's threads to sleep
+    where they wait: ones that spin are three times slower on a busy machine. Tells glibc to keep
+    what is freed: it would return large blocks, and every step would fault them in again."""
     open_streams()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -68,18 +79,21 @@ def set_up() -> None:
 
 
 def run(main: Callable, needs_stdout: bool = True) -> None:
-    """Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt with 130, and what the
-    machine refuses (a full disk, little memory) with 1; each prints one line. Other exceptions keep their traceback.
-    SIGTERM, SIGHUP and SIGUSR1 print a line and end it at once, unless main handles them.
+    """Calls main(argv) as the whole of a script. A UserError ends it with status 2, an interrupt
+    with 130, and what the machine refuses (a full disk, little memory) with 1; each prints one
+    line. Other exceptions keep their traceback. SIGTERM, SIGHUP and SIGUSR1 print a line and end it
+    at once, unless main handles them.
 
-    needs_stdout: what the script prints is its result. Where standard output fails, it ends: with status 141 if the
-    reader is gone (`sample.py | head`), with 1 if a disk is full. A script whose result is files (train.py,
-    experiment.py, bench.py) goes on without standard output. No script needs standard error, or standard input.
+    needs_stdout: what the script prints is its result. Where standard output fails, it ends: with
+    status 141 if the reader is gone (`sample.py | head`), with 1 if a disk is full. A script whose
+    result is files (train.py, experiment.py, bench.py) goes on without standard output. No script
+    needs standard error, or standard input.
     """
     open_streams(needs_stdout)
     end_at_once_by(signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # KeyboardInterrupt: what was begun is cleaned up
+        # KeyboardInterrupt: what was begun is cleaned up
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -99,27 +113,37 @@ def report(error: BaseException) -> Any:
     elif isinstance(error, KeyboardInterrupt):
         status, line = 130, "interrupted"
     elif is_of_memory(error):
-        status, line = 1, f"error: not enough memory ({text or 'malloc failed'}); lower batch_size or the model"
+        status, line = (
+            1,
+            f"error: not enough memory ({text or 'malloc failed'}); lower batch_size or the model",
+        )
     elif isinstance(error, OSError):
         status, line = 1, f"error: {text}"
     else:
         traceback.print_exception(error)
         return 1
     if status == 2 and os.environ.get("LOCAL_RANK", "0") != "0":
-        # in general all of torchrun's processes have the same mistake, and it ends this one when the first has told it
+        # in general all of torchrun's processes have the same mistake, and it ends this one when
+        # the first has told it
         time.sleep(FIRST_TELLS)
     print(line, file=sys.stderr)
     return status
 
 
 def command_of_configs(argv: list[str]) -> str:
-    """Says how the data are made that the config files of a command line train on, as the last of them that names data
-    tells in its docstring; nothing where it tells nothing, or where the command line names other data."""
+    """Says how the data are made that the config files of a command line train on, as the last of
+    them that names data tells in its docstring; nothing where it tells nothing, or where the
+    command line names other data."""
     if any(word.startswith(("--dataset=", "--config_override=")) for word in argv):
         return ""
-    for path in reversed([word for word in argv if word.endswith(".py") and not word.startswith("-")]):
+    for path in reversed(
+        [word for word in argv if word.endswith(".py") and not word.startswith("-")]
+    ):
         try:
-            text, names_data = read_regular(path, 1 << 20).decode(), "dataset" in read_config_file(path)
+            text, names_data = (
+                read_regular(path, 1 << 20).decode(),
+                "dataset" in read_config_file(path),
+            )
             lines = (ast.get_docstring(ast.parse(text)) or "").splitlines()
         except (UserError, SyntaxError, ValueError):
             return ""
@@ -131,16 +155,27 @@ def command_of_configs(argv: list[str]) -> str:
     return ""
 
 
-WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}  # 64 bits, and float32: the values go into tensors
+# 64 bits, and float32: the values go into tensors
+WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}
 MOST_PARTS, DEEPEST = 100_000, 50  # of one value of a config
-LITERALS = {"true": True, "false": False, "null": None, "none": None}  # as JSON spells them, and as people do
+# as JSON spells them, and as people do
+LITERALS = {"true": True, "false": False, "null": None, "none": None}
 
 
-def key(default: Any, help: str, *, merge=False, choices: Iterable = (), find: Callable | None = None, **checks) -> Any:
-    """A dataclass field with its checks, those of rules.Rule. `help` is one line. In a list, they hold for each item.
+def key(
+    default: Any,
+    help: str,
+    *,
+    merge=False,
+    choices: Iterable = (),
+    find: Callable | None = None,
+    **checks,
+) -> Any:
+    """A dataclass field with its checks, those of rules.Rule. `help` is one line. In a list, they
+    hold for each item.
 
-    merge: a later dict is added to the earlier ones instead of replacing them. find(value) raises UserError where the
-    file that the value names is not there.
+    merge: a later dict is added to the earlier ones instead of replacing them. find(value) raises
+    UserError where the file that the value names is not there.
     """
     metadata = {"default": default, "help": help, "merge": merge, "find": find}
     metadata["checks"] = checks | {"choices": tuple(choices)}
@@ -154,7 +189,10 @@ def rules_of(config_class: type) -> dict[str, Rule]:
     """The rule of each key of a class."""
     hints = typing.get_type_hints(config_class)
     fields = [field for field in dataclasses.fields(config_class) if field.init]
-    return {field.name: _rule_of(hints[field.name], field.metadata.get("checks", {})) for field in fields}
+    return {
+        field.name: _rule_of(hints[field.name], field.metadata.get("checks", {}))
+        for field in fields
+    }
 
 
 def _rule_of(hint, checks):
@@ -167,24 +205,28 @@ def _rule_of(hint, checks):
     if hint in WIDEST:
         return Rule(hint, **{"at_least": -WIDEST[hint], "at_most": WIDEST[hint]} | checks)
     if hint is str and not checks.get("choices"):
-        # --out_dir=$OUT where OUT is not set: an empty name would be taken for the default, or for the working folder
+        # --out_dir=$OUT where OUT is not set: an empty name would be taken for the default, or for
+        # the working folder
         return Rule(hint, **{"at_least": 1} | checks)
     return Rule(hint, **checks)
 
 
 def build(config_class: type, values: dict, source: str = "") -> Any:
-    """An instance of config_class from a dict, with every value checked. Text is read by the type of its key: "1e3"
-    sets an int to 1000. Messages begin with `source`. Raises UserError, as the class's __post_init__ may, too."""
+    """An instance of config_class from a dict, with every value checked. Text is read by the type
+    of its key: "1e3" sets an int to 1000. Messages begin with `source`. Raises UserError, as the
+    class's __post_init__ may, too."""
     return config_class(**_check(config_class, values, source))
 
 
 def check(instance: object) -> None:
-    """Checks and converts the values of an instance as `build` does, for the __post_init__ of its class."""
+    """Checks and converts the values of an instance as `build` does, for the __post_init__ of its
+    class."""
     vars(instance).update(_check(type(instance), vars(instance)))
 
 
 def check_choice(label: str, value: object, choices: Collection) -> None:
-    """Raises a UserError if the value is not one of the choices; the message names the nearest one."""
+    """Raises a UserError if the value is not one of the choices; the message names the nearest
+    one."""
     if value not in choices:
         raise UserError(wrong(label, value, Rule(str, choices=tuple(choices)).words(value)))
 
@@ -194,10 +236,14 @@ def _check(config_class, values, source=""):
     for name, value in values.items():
         if name not in rules:
             ours = getattr(config_class, "elsewhere", {}).get(name)
-            hint = f": here it is {ours}" if ours else did_you_mean(name, [*rules, "config_override"])
+            hint = (
+                f": here it is {ours}" if ours else did_you_mean(name, [*rules, "config_override"])
+            )
             raise UserError(f"{prefix}unknown key {show(name)}{hint}")
         if not is_small(value):
-            raise UserError(f"{prefix}{name}: has over {MOST_PARTS:,} values, or is nested over {DEEPEST} deep")
+            raise UserError(
+                f"{prefix}{name}: has over {MOST_PARTS:,} values, or is nested over {DEEPEST} deep"
+            )
         checked[name] = _read(value, rules[name])
         if words := wrong_field(checked[name], rules[name], prefix + name):
             is_text = isinstance(checked[name], str) and rules[name].kind in (int, float)
@@ -206,8 +252,9 @@ def _check(config_class, values, source=""):
 
 
 def is_small(value: Any) -> bool:
-    """Whether a list or dict has at most MOST_PARTS values at any depth, and is at most DEEPEST deep. `a = [a, a]`,
-    forty times in a config file, would take all memory when it is read or printed."""
+    """Whether a list or dict has at most MOST_PARTS values at any depth, and is at most DEEPEST
+    deep. `a = [a, a]`, forty times in a config file, would take all memory when it is read or
+    printed."""
     waiting, n_parts = [(value, 0)], 0
     while waiting:
         part, depth = waiting.pop()
@@ -222,13 +269,21 @@ def is_small(value: Any) -> bool:
 
 
 def _read(value, rule):
-    """The value as the type that the rule asks for. One that cannot be read stays as it is, and breaks the rule."""
+    """The value as the type that the rule asks for. One that cannot be read stays as it is, and
+    breaks the rule."""
     kind, text = rule.kind, value.strip() if isinstance(value, str) else None
     if kind is str:
-        if value in ("True", "False") or isinstance(value, bool):  # nanoGPT's compile = False, of auto, true, false
+        # nanoGPT's compile = False, of auto, true, false
+        if value in ("True", "False") or isinstance(value, bool):
             return str(value).lower() if str(value).lower() in rule.choices else value
-        return None if rule.optional and value in ("None", "null") else value  # gate="none" is a name
-    if kind is list and text is not None and text[:1] not in ("[", "(") and not (rule.optional and text == "None"):
+        # gate="none" is a name
+        return None if rule.optional and value in ("None", "null") else value
+    if (
+        kind is list
+        and text is not None
+        and text[:1] not in ("[", "(")
+        and not (rule.optional and text == "None")
+    ):
         words = [word.strip() for word in text.split(",")] if text else []
         value = value if "" in words else words
     elif text is not None:
@@ -249,20 +304,24 @@ def _read(value, rule):
 
 
 def load(config_class: type, argv: list[str], **options: Any) -> Any:
-    """An instance of config_class from the words of a command line, as read_words reads them. Raises UserError."""
+    """An instance of config_class from the words of a command line, as read_words reads them.
+    Raises UserError."""
     return config_class(**read_words(config_class, argv, **options))
 
 
-def read_words(config_class: type, argv: list[str], positional="config", program="train.py", description="") -> dict:
+def read_words(
+    config_class: type, argv: list[str], positional="config", program="train.py", description=""
+) -> dict:
     """{key: value} of a command line, each checked by itself. --help prints every key and exits.
 
-    positional="config": words without dashes are config files. positional=NAME: they become the items of that list key.
-    positional=None: such words are refused.
+    positional="config": words without dashes are config files. positional=NAME: they become the
+    items of that list key. positional=None: such words are refused.
     """
     if "--help" in argv or "-h" in argv:
         print(_help(config_class, positional, program, description), flush=True)
         raise SystemExit(0)
-    # spelling is checked before files: the mistake in `--batch_size 4 config.py` is not that no file is called 4
+    # spelling is checked before files: the mistake in `--batch_size 4 config.py` is not that no
+    # file is called 4
     flags = [f"--{name}" for name, rule in rules_of(config_class).items() if rule.kind is bool]
     words, settings = [], []  # settings: (dict, where it is from), the later one wins
     for word in argv:
@@ -278,7 +337,9 @@ def read_words(config_class: type, argv: list[str], positional="config", program
         else:
             words.append(word)
 
-    merge = [field.name for field in dataclasses.fields(config_class) if field.metadata.get("merge")]
+    merge = [
+        field.name for field in dataclasses.fields(config_class) if field.metadata.get("merge")
+    ]
     if positional == "config":
         settings = [(read_config_file(word, merge), word) for word in words] + settings
     elif words:
@@ -292,7 +353,8 @@ def read_words(config_class: type, argv: list[str], positional="config", program
 def find_files(config_class: type, values: dict) -> None:
     """Raises UserError where a file that a key names is not there."""
     for field in dataclasses.fields(config_class):
-        # a run that starts from a checkpoint takes keys that are not given from there, and an import needs none
+        # a run that starts from a checkpoint takes keys that are not given from there, and an
+        # import needs none
         is_meant = field.name in values or not {"init_from", "from_hf"} & set(values)
         if field.metadata.get("find") and is_meant:
             named = values.get(field.name, field.metadata["default"])
@@ -301,8 +363,13 @@ def find_files(config_class: type, values: dict) -> None:
 
 
 def _merged(before, after, merge):
-    """Both dicts in one. The later value of a name wins; under a name in `merge`, two dicts are joined likewise."""
-    both = [name for name in merge if isinstance(before.get(name), dict) and isinstance(after.get(name), dict)]
+    """Both dicts in one. The later value of a name wins; under a name in `merge`, two dicts are
+    joined likewise."""
+    both = [
+        name
+        for name in merge
+        if isinstance(before.get(name), dict) and isinstance(after.get(name), dict)
+    ]
     return before | after | {name: before[name] | after[name] for name in both}
 
 
@@ -315,11 +382,20 @@ def _help(config_class, positional, program, description):
         default = default if isinstance(default, str | None) else json.dumps(default)
         rule = rules_of(config_class)[field.name]
         allowed = f"a list, each item {rule.items.words()}" if rule.items else rule.words()
-        lines.append(f"  --{field.name}={escape(str(default))}\n        {field.metadata['help']} ({allowed})")
-    return "\n".join([*lines, "  --config_override={}\n        several keys at once (a JSON object)"])
+        lines.append(
+            f"  --{field.name}={escape(str(default))}\n        {field.metadata['help']} ({allowed})"
+        )
+    return "\n".join(
+        [*lines, "  --config_override={}\n        several keys at once (a JSON object)"]
+    )
 
 
-ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 ALLOWED = (
     "allowed are lines `name = value`, where a value is a number, string, True, False, None, list, tuple, dict, "
     "+ - * / between numbers, or a name assigned above"
@@ -327,15 +403,20 @@ ALLOWED = (
 
 
 def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict:
-    """The keys of a config file, unchecked. `include = "base.py"`, a path relative to the file, puts the keys of that
-    file first; under the names in `merge` its dicts are joined with these. Raises UserError with file and line."""
+    """The keys of a config file, unchecked. `include = "base.py"`, a path relative to the file,
+    puts the keys of that file first; under the names in `merge` its dicts are joined with these.
+    Raises UserError with file and line."""
     path = os.fspath(path)
     if not path.endswith(".py"):
         raise UserError(f"{path!r}: a config file ends in .py")
     file = Path(path)
     if not os.path.exists(file) and os.path.isdir(file.parent):
-        near = difflib.get_close_matches(file.stem, [other.stem for other in file.parent.glob("*.py")], 1)
-        raise UserError(f"{path}: no such file{did_you_mean(path, [file.with_stem(name) for name in near])}")
+        near = difflib.get_close_matches(
+            file.stem, [other.stem for other in file.parent.glob("*.py")], 1
+        )
+        raise UserError(
+            f"{path}: no such file{did_you_mean(path, [file.with_stem(name) for name in near])}"
+        )
     values, line, content = {}, 1, read_regular(path, 1 << 20)
     try:
         for statement in ast.parse(content).body:
@@ -348,7 +429,10 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
                 case _:
                     raise ValueError(ALLOWED)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
-        line, words = getattr(error, "lineno", line), getattr(error, "msg", str(error)) or "nested too deep"
+        line, words = (
+            getattr(error, "lineno", line),
+            getattr(error, "msg", str(error)) or "nested too deep",
+        )
         raise UserError(f"{path} line {line}: {words}") from None
     if "include" in values:
         with one_line(f"{path}: its include leads back to it", RecursionError):
@@ -358,7 +442,8 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
 
 
 def _evaluate(node, names):
-    """The value of an expression made of literals, arithmetic and `names`. Raises ValueError or ArithmeticError."""
+    """The value of an expression made of literals, arithmetic and `names`. Raises ValueError or
+    ArithmeticError."""
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str()):
             return node.value
@@ -367,11 +452,15 @@ def _evaluate(node, names):
             return items if isinstance(node, ast.List) else tuple(items)
         case ast.Dict() if all(isinstance(name, ast.Constant) for name in node.keys):
             pairs = zip(node.keys, node.values, strict=True)
-            return refuse_twice((_evaluate(name, names), _evaluate(value, names)) for name, value in pairs)
+            return refuse_twice(
+                (_evaluate(name, names), _evaluate(value, names)) for name, value in pairs
+            )
         case ast.Name(id=name):
             if name not in names:
                 near = did_you_mean(name, [*names, "True", "False", "None"])
-                raise ValueError(f"{show(name)} is not assigned above{near}; a string is written in quotes")
+                raise ValueError(
+                    f"{show(name)} is not assigned above{near}; a string is written in quotes"
+                )
             return names[name]
         case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
             sign = -1 if isinstance(node.op, ast.USub) else 1

@@ -7,8 +7,8 @@
     python export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
-loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`. docs/checkpoints.md
-lists which models of transformers and fla can be read and written.
+loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`.
+docs/checkpoints.md lists which models of transformers and fla can be read and written.
 """
 
 from dataclasses import dataclass
@@ -20,15 +20,29 @@ from runs.files import find_checkpoint
 
 @dataclass
 class ExportConfig:
-    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
+    checkpoint: str = key(
+        "out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint
+    )
     safetensors: str = key("export", "folder for model.safetensors and config.json")
-    to_hf: str | None = key(None, "folder for the checkpoint as a model of transformers or fla, if one has its keys")
-    family: str | None = key(None, "to_hf: the family there, a model_type (None: chosen by the keys)")
-    from_hf: str | None = key(None, "a folder of transformers or nanoGPT's ckpt.pt, to be written to out_dir")
+    to_hf: str | None = key(
+        None, "folder for the checkpoint as a model of transformers or fla, if one has its keys"
+    )
+    family: str | None = key(
+        None, "to_hf: the family there, a model_type (None: chosen by the keys)"
+    )
+    from_hf: str | None = key(
+        None, "a folder of transformers or nanoGPT's ckpt.pt, to be written to out_dir"
+    )
     out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")
-    block_size: int = key(2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1)
-    whole: str | None = key(None, "file for all of the checkpoint, moments too: makes one file of checkpoint=sharded")
-    overwrite: bool = key(False, "true: write into a folder that holds other files, and replace those of these names")
+    block_size: int = key(
+        2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1
+    )
+    whole: str | None = key(
+        None, "file for all of the checkpoint, moments too: makes one file of checkpoint=sharded"
+    )
+    overwrite: bool = key(
+        False, "true: write into a folder that holds other files, and replace those of these names"
+    )
 
 
 configurator.begin(__name__, ExportConfig, __doc__, positional=None)
@@ -53,7 +67,9 @@ def main(argv: list[str]) -> None:
     elif config.whole is not None:
         check_output(config.whole, "checkpoint", "whole")
         if os.path.exists(config.whole) and not config.overwrite:
-            raise UserError(f"whole={config.whole!r}: is there already; name another file, or add --overwrite=true")
+            raise UserError(
+                f"whole={config.whole!r}: is there already; name another file, or add --overwrite=true"
+            )
         checkpoint = load(config.checkpoint, mapped=True, parts=ALL)
         checkpoint.pop("shards", None)
         save(config.whole, checkpoint)
@@ -67,13 +83,18 @@ def main(argv: list[str]) -> None:
 
 
 def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> str:
-    """Writes folder/model.safetensors, the weights, folder/config.json, the model's keys, and its tokenizer.
+    """Writes folder/model.safetensors, the weights, folder/config.json, the model's keys, and its
+    tokenizer.
 
     Returns the names of the files. Raises UserError.
     """
     import_safetensors()  # whoever lacks it could not load the folder
     checkpoint = load(path)
-    about = {name: checkpoint[name] for name in ("model_args", "iter_num", "data", "dtype") if name in checkpoint}
+    about = {
+        name: checkpoint[name]
+        for name in ("model_args", "iter_num", "data", "dtype")
+        if name in checkpoint
+    }
     file = find_checkpoint(path)
     texts = copied_files(file, checkpoint.get("data", {}))
     return export_to(Path(folder), file, checkpoint["model"], about, texts, overwrite)

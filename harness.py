@@ -4,15 +4,17 @@
     python harness.py run --model nanogate --model_args checkpoint=out/best.pt --tasks NAME --include_path FOLDER
     torchrun --standalone --nproc_per_node=8 harness.py run ...        on 8 GPUs, each with documents of its own
 
-The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own. Without --device it
-is a GPU where there is one, and else the CPU. model_args are the checkpoint and the dtype of matrix products (the
-run's if it isn't given). A context is read once for all of its continuations, together with contexts of about its
-length: at most --batch_size of either at once (with `run` 16). The last block_size tokens of a text are read, for
-scores as the harness does it for other models; an answer ends early where cosformer or learned positions end. Special
-tokens are those of an imported model's generation_config.json; without it GPT-2's end of text, or for other tokenizers
-a line end before a text. What an imported model's tokenizer.json puts before a text, as Llama's does, stands before
-every text, and is not counted as a part of it. Where a token would span the join of a context and a continuation, the
-continuation is encoded alone; one without tokens is refused.
+The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own.
+Without --device it is a GPU where there is one, and else the CPU. model_args are the checkpoint and
+the dtype of matrix products (the run's if it isn't given). A context is read once for all of its
+continuations, together with contexts of about its length: at most --batch_size of either at once
+(with `run` 16). The last block_size tokens of a text are read, for scores as the harness does it
+for other models; an answer ends early where cosformer or learned positions end. Special tokens are
+those of an imported model's generation_config.json; without it GPT-2's end of text, or for other
+tokenizers a line end before a text. What an imported model's tokenizer.json puts before a text, as
+Llama's does, stands before every text, and is not counted as a part of it. Where a token would span
+the join of a context and a continuation, the continuation is encoded alone; one without tokens is
+refused.
 """
 
 import configurator
@@ -50,7 +52,8 @@ except ImportError:
 
 ROWS = 16  # that are read at once, unless --batch_size says otherwise
 MOST_LONGER = 8  # ids by which a context may be longer than the shortest that it is read with
-MOST_NEW = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one counts
+# the first one counts
+MOST_NEW = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
 @register_model("nanogate")
@@ -58,13 +61,21 @@ class NanogateLM(TemplateLM):
     """A checkpoint as the harness sees a model: strings in, log-likelihoods and strings out."""
 
     def __init__(
-        self, checkpoint="out/best.pt", dtype: str | None = None, device=None, batch_size=None, max_batch_size=None,
+        self,
+        checkpoint="out/best.pt",
+        dtype: str | None = None,
+        device=None,
+        batch_size=None,
+        max_batch_size=None,
         **others,
-    ):  # fmt: skip
+    ):
         super().__init__()
         if others:
-            raise UserError(f"model_args: {next(iter(others))!r} is none; write checkpoint=PATH,dtype=NAME")
-        # cuda:0 is lm-eval's own default; under torchrun the library gives each process documents of its own
+            raise UserError(
+                f"model_args: {next(iter(others))!r} is none; write checkpoint=PATH,dtype=NAME"
+            )
+        # cuda:0 is lm-eval's own default; under torchrun the library gives each process documents
+        # of its own
         device, wait = "auto" if device in (None, "cuda:0") else device, datetime.timedelta(days=7)
         self.processes = Processes(device, 0, wait)
         self._rank, self._world_size = self.processes.rank, self.processes.world_size
@@ -75,7 +86,9 @@ class NanogateLM(TemplateLM):
         configurator.check_choice("dtype", dtype, tuple(DTYPES))
         self.dtype = self.processes.from_main(pick_dtype(dtype, self.processes.device_type))
         self.coder = tokenizer_of_checkpoint(checkpoint, loaded.get("data", {}))
-        first, ends = special_tokens(find_checkpoint(checkpoint).with_name("generation_config.json"))
+        first, ends = special_tokens(
+            find_checkpoint(checkpoint).with_name("generation_config.json")
+        )
         self.first = first  # the id before an empty text, or None
         self.ends = [END_OF_TEXT] if self.coder.name == "gpt2" else ends
         # the ids before every text, which a data set or the tokenizer.json of an imported model has
@@ -103,25 +116,29 @@ class NanogateLM(TemplateLM):
             return self.first_ids[-1]
         return self.eot_token_id if self.first is None else self.first
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **keys: object) -> list[int]:
-        """The ids of a text, behind first_ids. A text that spells them out, as a template may, gets them once."""
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **keys: object
+    ) -> list[int]:
+        """The ids of a text, behind first_ids. A text that spells them out, as a template may, gets
+        them once."""
         if add_special_tokens is False or not self.first_ids:
             return self.coder.encode(string)
         spelled = self.coder.decode_bytes(self.first_ids).decode(errors="replace")
         return [*self.first_ids, *self.coder.encode(string.removeprefix(spelled))]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """The ids of a context and of its continuation. Spaces at the end of the context belong to the continuation, as
-        in the library's own models. Where a token spans the join, the continuation is encoded alone: of the ids of both
-        together those behind the context's would stand for a part of the continuation, or for nothing."""
+        """The ids of a context and of its continuation. Spaces at the end of the context belong to
+        the continuation, as in the library's own models. Where a token spans the join, the
+        continuation is encoded alone: of the ids of both together those behind the context's would
+        stand for a part of the continuation, or for nothing."""
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         before = self.tok_encode(stripped)
         whole = self.tok_encode(stripped + continuation)
         if whole[: len(before)] == before:
             return before, whole[len(before) :]
-        # behind a line end, since some tokenizers put a space before a text; where a token spans that join, too,
-        # the tokenizer has bytes, and puts no space there
+        # behind a line end, since some tokenizers put a space before a text; where a token spans
+        # that join, too, the tokenizer has bytes, and puts no space there
         line_end = self.coder.encode("\n")
         whole = self.coder.encode("\n" + continuation)
         if whole[: len(line_end)] == line_end:
@@ -129,27 +146,35 @@ class NanogateLM(TemplateLM):
         return before, self.coder.encode(continuation)
 
     def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """[(its log-likelihood, whether it is the likeliest)] of the continuation of each (context, continuation).
-        Raises UserError for a continuation without tokens: it would be likelier than any other."""
+        """[(its log-likelihood, whether it is the likeliest)] of the continuation of each (context,
+        continuation). Raises UserError for a continuation without tokens: it would be likelier than
+        any other."""
         encoded = []
         for request in requests:
             context, continuation = self._encode_pair(*request.args)
             if not continuation:
-                raise UserError(f"the continuation {show(request.args[1])} has no tokens, so that it has no likelihood")
+                raise UserError(
+                    f"the continuation {show(request.args[1])} has no tokens, so that it has no likelihood"
+                )
             encoded.append((request.args, context, continuation))
         return self._loglikelihood_tokens(encoded)
 
     @torch.no_grad()
     def read(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """[(its log-likelihood, whether each of its tokens is the likeliest)] of the continuations of contexts.
+        """[(its log-likelihood, whether each of its tokens is the likeliest)] of the continuations
+        of contexts.
 
-        The first n ids of the contexts in a part, all but one of the shortest, are read once for all pairs that share
-        them. What is left is read batch_size pairs at once, those of about the same length.
+        The first n ids of the contexts in a part, all but one of the shortest, are read once for
+        all pairs that share them. What is left is read batch_size pairs at once, those of about the
+        same length.
         """
         model, device, scores = self.model, self.model.wte.weight.device, {}
         for part in parts_of([context for context, _ in pairs], self.batch_size):
             n = min(len(pairs[i][0]) for i in part) - 1
-            starts = {ids: row for row, ids in enumerate(dict.fromkeys(tuple(pairs[i][0][:n]) for i in part))}
+            starts = {
+                ids: row
+                for row, ids in enumerate(dict.fromkeys(tuple(pairs[i][0][:n]) for i in part))
+            }
             rest = {i: (pairs[i][0][n:], pairs[i][1]) for i in part}
             order = sorted(part, key=lambda i: sum(map(len, rest[i])))
             longest = n + sum(map(len, rest[order[-1]]))
@@ -157,17 +182,27 @@ class NanogateLM(TemplateLM):
                 state = model.init_state(len(starts), dtype=model.wte.weight.dtype, length=longest)
                 if n:
                     idx = torch.tensor(list(starts), device=device)
-                    model.features(idx, state, only=torch.zeros_like(idx, dtype=torch.bool))  # for the state alone
+                    # for the state alone
+                    model.features(idx, state, only=torch.zeros_like(idx, dtype=torch.bool))
                 for i in range(0, len(order), self.batch_size):
                     batch = order[i : i + self.batch_size]
-                    of_row = torch.tensor([starts[tuple(pairs[j][0][:n])] for j in batch], device=device)
-                    copies = [{name: tensor[of_row] for name, tensor in layer.items()} for layer in state]
-                    scores |= zip(batch, read_on(model, [rest[j] for j in batch], copies, n), strict=True)
+                    of_row = torch.tensor(
+                        [starts[tuple(pairs[j][0][:n])] for j in batch], device=device
+                    )
+                    copies = [
+                        {name: tensor[of_row] for name, tensor in layer.items()} for layer in state
+                    ]
+                    scores |= zip(
+                        batch, read_on(model, [rest[j] for j in batch], copies, n), strict=True
+                    )
         return [scores[i] for i in range(len(pairs))]
 
-    def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **keys) -> list[tuple[float, bool]]:
-        """[(texts, context ids, continuation ids)] -> [(log-likelihood of the continuation, whether it is likeliest)].
-        Raises UserError for a continuation that is longer than the model's context."""
+    def _loglikelihood_tokens(
+        self, requests, disable_tqdm: bool = False, **keys
+    ) -> list[tuple[float, bool]]:
+        """[(texts, context ids, continuation ids)] -> [(log-likelihood of the continuation, whether
+        it is likeliest)]. Raises UserError for a continuation that is longer than the model's
+        context."""
         pairs = []
         for _, context, continuation in requests:
             if len(continuation) > self.limit:
@@ -181,8 +216,8 @@ class NanogateLM(TemplateLM):
         return scores
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each whole text: of every token once, after as many as there are in the window. The id
-        before a text is no part of it, and is not counted."""
+        """The log-likelihood of each whole text: of every token once, after as many as there are in
+        the window. The id before a text is no part of it, and is not counted."""
         totals = []
         for request in requests:
             ids = self.tok_encode(request.args[0])[len(self.first_ids) :]
@@ -193,7 +228,8 @@ class NanogateLM(TemplateLM):
         return totals
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-        """What the model writes after each context, up to the first of the request's stop strings."""
+        """What the model writes after each context, up to the first of the request's stop
+        strings."""
         texts = []
         for request in requests:
             texts.append(self.write(*request.args))
@@ -210,7 +246,9 @@ class NanogateLM(TemplateLM):
         asked = next(filter(None, map(keys.get, MOST_NEW)), 256)
         length = int(min(asked, most_new_tokens(self.model, len(ids))))
         idx, new, text = torch.tensor([ids], device=self.model.wte.weight.device), [], ""
-        options = dict(top_k=keys.get("top_k") or None, top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size)
+        options = dict(
+            top_k=keys.get("top_k") or None, top_p=keys.get("top_p"), n_tokens=self.coder.vocab_size
+        )
         with autocast(idx.device.type, self.dtype):
             for token in self.model.stream(idx, length, temperature=float(temperature), **options):
                 if int(token) in self.ends:
@@ -223,8 +261,8 @@ class NanogateLM(TemplateLM):
 
 
 def special_tokens(file: Path) -> tuple[int | None, list[int]]:
-    """The id before a text and those that end one, as an imported model's generation_config.json gives them. Raises
-    UserError."""
+    """The id before a text and those that end one, as an imported model's generation_config.json
+    gives them. Raises UserError."""
     if not file.exists():
         return None, []
     special, token = read_json(file), (int, 0, MAX_VOCAB)
@@ -237,7 +275,8 @@ def special_tokens(file: Path) -> tuple[int | None, list[int]]:
 
 
 def parts_of(contexts: list[list[int]], most: int) -> list[list[int]]:
-    """The indices of at most `most` different contexts of about the same length, for each part that is read at once."""
+    """The indices of at most `most` different contexts of about the same length, for each part that
+    is read at once."""
     of_context: dict = {}
     for i, context in enumerate(contexts):
         of_context.setdefault(tuple(context), []).append(i)
@@ -249,9 +288,11 @@ def parts_of(contexts: list[list[int]], most: int) -> list[list[int]]:
     return [[i for context in part for i in of_context[context]] for part in parts]
 
 
-def read_on(model: GPT, pairs: list[tuple], state: list[dict], start: int) -> list[tuple[float, bool]]:
-    """NanogateLM.read of pairs behind `start` ids that the state has read, side by side. What pads the shorter rows
-    stands behind them, where no layer looks."""
+def read_on(
+    model: GPT, pairs: list[tuple], state: list[dict], start: int
+) -> list[tuple[float, bool]]:
+    """NanogateLM.read of pairs behind `start` ids that the state has read, side by side. What pads
+    the shorter rows stands behind them, where no layer looks."""
     rows = [torch.tensor([*context, *continuation[:-1]]) for context, continuation in pairs]
     idx = pad_sequence(rows, batch_first=True).to(model.wte.weight.device)  # (B, T)
     targets = torch.full_like(idx, IGNORE)
@@ -259,20 +300,32 @@ def read_on(model: GPT, pairs: list[tuple], state: list[dict], start: int) -> li
         row[len(context) - 1 :][: len(continuation)] = torch.tensor(continuation, dtype=torch.long)
     labelled = targets != IGNORE
     hidden, _ = model.features(idx, state, start, only=labelled)  # (1, M, C)
-    nats, wrong = torch.zeros(len(pairs), dtype=torch.float64), torch.zeros(len(pairs), dtype=torch.long)
-    parts = (part.split(CHUNK_TOKENS) for part in (hidden[0], targets[labelled], labelled.nonzero()[:, 0]))
+    nats, wrong = (
+        torch.zeros(len(pairs), dtype=torch.float64),
+        torch.zeros(len(pairs), dtype=torch.long),
+    )
+    parts = (
+        part.split(CHUNK_TOKENS)
+        for part in (hidden[0], targets[labelled], labelled.nonzero()[:, 0])
+    )
     for x, target, row in zip(*parts, strict=True):
         logits = model.logits(x)
         check_finite(logits)
-        of_labels = F.cross_entropy(logits, target, reduction="none").cpu().double()  # on the CPU: MPS has no float64
+        # on the CPU: MPS has no float64
+        of_labels = F.cross_entropy(logits, target, reduction="none").cpu().double()
         nats.index_add_(0, row.cpu(), of_labels)
         wrong.index_add_(0, row.cpu(), (logits.argmax(-1) != target).cpu().long())
     return list(zip((-nats).tolist(), (wrong == 0).tolist(), strict=True))
 
 
 def main(argv: list[str]) -> None:
-    if argv[:1] == ["run"] and argv[1:] and not {word.partition("=")[0] for word in argv} & {"--config", "-C"}:
-        argv = ["run", "--batch_size", str(ROWS), *argv[1:]]  # the library's own default is 1; a later word counts more
+    if (
+        argv[:1] == ["run"]
+        and argv[1:]
+        and not {word.partition("=")[0] for word in argv} & {"--config", "-C"}
+    ):
+        # the library's own default is 1; a later word counts more
+        argv = ["run", "--batch_size", str(ROWS), *argv[1:]]
     sys.argv = [str(Path(__file__).name), *argv]
     cli_evaluate()
     if torch.distributed.is_initialized():

@@ -1,4 +1,5 @@
-"""The keys of a model and of a run, each with its default, its help and what it may be. No torch is imported here.
+"""The keys of a model and of a run, each with its default, its help and what it may be. No torch is
+imported here.
 
 `python train.py --help` prints them; GPTConfig has those of the model alone. A new key is one line.
 """
@@ -14,7 +15,8 @@ if typing.TYPE_CHECKING:
     from gate import LayerGate
 
 DTYPES = ("float32", "bfloat16", "float16")  # of matrix products
-WITH_ROPE_LENGTH = ("yarn", "yarn_untruncated", "llama3")  # values of rope_scaling that ask for rope_length
+# values of rope_scaling that ask for rope_length
+WITH_ROPE_LENGTH = ("yarn", "yarn_untruncated", "llama3")
 ROPE_SCALINGS = ("none", "ntk", "linear", *WITH_ROPE_LENGTH)
 # names that transformers, fla, nanoGPT and others have for a key: what it is called here
 ELSEWHERE = {
@@ -44,7 +46,8 @@ def word_of(pattern: str, layer: int) -> str:
 
 
 def without_alias(keys: dict) -> dict:
-    """The keys, in which attention=gated, BlaGPT's name for softmax with the gate of Qiu et al., is spelled out."""
+    """The keys, in which attention=gated, BlaGPT's name for softmax with the gate of Qiu et al., is
+    spelled out."""
     if keys.get("attention") != "gated":
         return keys
     gate = keys.get("gate", "none")
@@ -60,97 +63,185 @@ class GPTConfig:
     n_layer: int = key(12, "number of layers", at_least=1, at_most=10_000)
     n_head: int = key(12, "number of heads (mamba2, mamba3: expand times as many)", at_least=1)
     head_dim: int | None = key(None, "width of a head (None: n_embd / n_head)", at_least=1)
-    n_kv_head: int | None = key(None, "number of key and value heads of softmax layers (None: n_head)", at_least=1)
+    n_kv_head: int | None = key(
+        None, "number of key and value heads of softmax layers (None: n_head)", at_least=1
+    )
     n_embd: int = key(768, "width of the residual stream", at_least=1)
-    block_size: int = key(1024, "context length in tokens; also cosformer's M, the reach of its cosine", at_least=1)
-    vocab_size: int | None = key(None, "number of token ids (None: as many as the data has)", at_least=1)
-    pad_vocab_to: int = key(1, "round the rows of the embedding up to a multiple; padding is never drawn", at_least=1)
-    mlp_ratio: float = key(4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0)
+    block_size: int = key(
+        1024, "context length in tokens; also cosformer's M, the reach of its cosine", at_least=1
+    )
+    vocab_size: int | None = key(
+        None, "number of token ids (None: as many as the data has)", at_least=1
+    )
+    pad_vocab_to: int = key(
+        1, "round the rows of the embedding up to a multiple; padding is never drawn", at_least=1
+    )
+    mlp_ratio: float = key(
+        4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0
+    )
     mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
-    mlp: str = key("gelu", "gelu: W gelu(U x); gelu_tanh: tanh in place of erf; swiglu: W (silu(G x) * U x); none")
+    mlp: str = key(
+        "gelu",
+        "gelu: W gelu(U x); gelu_tanh: tanh in place of erf; swiglu: W (silu(G x) * U x); none",
+    )
     tie_embeddings: bool = key(True, "one weight for the embedding and the output layer")
-    norm: str = key("rms", "norm before each branch and at the end: RMSNorm or LayerNorm", choices=("rms", "layer"))
+    norm: str = key(
+        "rms",
+        "norm before each branch and at the end: RMSNorm or LayerNorm",
+        choices=("rms", "layer"),
+    )
     norm_eps: float = key(1e-5, "the number under the root of every norm", above=0)
-    post_norm: bool = key(False, "norm behind each branch in place of before it: x + norm(mixer(x)), as in OLMo-2")
-    bias: bool = key(False, "biases in softmax layers, MLPs and LayerNorms, as in GPT-2; other mixers have none")
+    post_norm: bool = key(
+        False, "norm behind each branch in place of before it: x + norm(mixer(x)), as in OLMo-2"
+    )
+    bias: bool = key(
+        False, "biases in softmax layers, MLPs and LayerNorms, as in GPT-2; other mixers have none"
+    )
     qkv_bias: bool = key(False, "biases on q, k and v of softmax layers, as in Qwen2")
-    dropout: float = key(0.0, "dropout on the embedding and on both residual branches", at_least=0, below=1)
+    dropout: float = key(
+        0.0, "dropout on the embedding and on both residual branches", at_least=0, below=1
+    )
 
-    init: str = key("normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch"))
+    init: str = key(
+        "normal", "start of weights: N(0, 0.02) or PyTorch's default", choices=("normal", "pytorch")
+    )
     attention: str = key(
         "softmax",
         "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, deltaproduct, monarch, "
         "gated_deltanet2, mamba3, or by layer a,b,b; gated: softmax with gate=elementwise",
     )
-    position: str = key("rope", "rope (in softmax layers only), learned or none, or by layer a,b of rope and none")
+    position: str = key(
+        "rope", "rope (in softmax layers only), learned or none, or by layer a,b of rope and none"
+    )
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
-    rope_fraction: float = key(1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1)
+    rope_fraction: float = key(
+        1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1
+    )
     rope_scaling: str = key(
         "none",
         "how RoPE is extended past block_size; yarn_untruncated: bounds of its ramp between pairs, as in gpt-oss",
         choices=ROPE_SCALINGS,
     )
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
-    rope_length: int | None = key(None, "yarn, llama3: length RoPE was trained at (None: block_size)", at_least=1)
+    rope_length: int | None = key(
+        None, "yarn, llama3: length RoPE was trained at (None: block_size)", at_least=1
+    )
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
-    qk_norm_over: str = key("head", "the QK-norm is over a head, or all (OLMo-2)", choices=("head", "all"))
+    qk_norm_over: str = key(
+        "head", "the QK-norm is over a head, or all (OLMo-2)", choices=("head", "all")
+    )
     sink: str = key(
         "none",
         "softmax layers: a logit beside the scores, which takes weight and writes nothing; zero: 0; head: a trained "
         "number a head; token: W x of the query's token",
         choices=("none", "zero", "head", "token"),
     )
-    window: str = key("none", "softmax layers: keys that a query sees, its own included: none (all) or 128, or a,b,b")
+    window: str = key(
+        "none",
+        "softmax layers: keys that a query sees, its own included: none (all) or 128, or a,b,b",
+    )
     attention_weights: str = key(
         "softmax",
         "softmax layers: weights softmax(x), or relu(e^x - 1) / sum |e^x - 1|",
         choices=("softmax", "softpick"),
     )
-    forget_gate: bool = key(False, "softmax layers: FoX's decay, sigmoid(W x + b) for each head and token")
-    attention_softcap: float | None = key(None, "c: softmax scores become c * tanh(score / c) (None: no cap)", above=0)
-    logit_softcap: float | None = key(None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0)
+    forget_gate: bool = key(
+        False, "softmax layers: FoX's decay, sigmoid(W x + b) for each head and token"
+    )
+    attention_softcap: float | None = key(
+        None, "c: softmax scores become c * tanh(score / c) (None: no cap)", above=0
+    )
+    logit_softcap: float | None = key(
+        None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0
+    )
     short_conv: int | None = key(
-        None, "width of the causal convolution on q, k, v (None: as published, 0: none)", at_least=0, at_most=1024
+        None,
+        "width of the causal convolution on q, k, v (None: as published, 0: none)",
+        at_least=0,
+        at_most=1024,
     )
     expand: int = key(2, "mamba2, mamba3: inner width, as a multiple of n_embd", at_least=1)
-    state_size: int = key(128, "mamba2, mamba3: width of B and C, the number of rows of a head's state", at_least=1)
-    n_groups: int = key(1, "mamba2: number of groups; the heads of a group share B and C", at_least=1)
+    state_size: int = key(
+        128, "mamba2, mamba3: width of B and C, the number of rows of a head's state", at_least=1
+    )
+    n_groups: int = key(
+        1, "mamba2: number of groups; the heads of a group share B and C", at_least=1
+    )
     levels: str = key(
         "none",
         "log_linear: a state for each block of 1, 2, 4 ... past tokens; merged: a token is in the block it completes",
         choices=("none", "log_linear", "merged"),
     )
-    beta_max: float = key(1.0, "delta rule: beta = this * sigmoid; 2 allows negative eigenvalues", choices=(1.0, 2.0))
-    n_householder: int = key(2, "deltaproduct: steps of the delta rule in a token", at_least=1, at_most=64)
+    beta_max: float = key(
+        1.0, "delta rule: beta = this * sigmoid; 2 allows negative eigenvalues", choices=(1.0, 2.0)
+    )
+    n_householder: int = key(
+        2, "deltaproduct: steps of the delta rule in a token", at_least=1, at_most=64
+    )
     delta_heads: int | None = key(None, "delta rule: number of heads (None: n_head)", at_least=1)
-    delta_key_heads: int | None = key(None, "delta rule: query and key heads (None: delta_heads)", at_least=1)
-    delta_key_dim: int | None = key(None, "delta rule and gla: width of q and k (None: head_dim)", at_least=1)
-    delta_value_dim: int | None = key(None, "delta rule and gla: width of v (None: head_dim)", at_least=1)
+    delta_key_heads: int | None = key(
+        None, "delta rule: query and key heads (None: delta_heads)", at_least=1
+    )
+    delta_key_dim: int | None = key(
+        None, "delta rule and gla: width of q and k (None: head_dim)", at_least=1
+    )
+    delta_value_dim: int | None = key(
+        None, "delta rule and gla: width of v (None: head_dim)", at_least=1
+    )
 
-    gate: str = key("none", "none, native, GRANULARITY[@POSITION] joined by +, or a pattern a,b,b (docs/gates.md)")
-    gate_activation: str = key("sigmoid", "how the gate's g acts on y: sigmoid, sigmoid2, silu ... (docs/gates.md)")
+    gate: str = key(
+        "none",
+        "none, native, GRANULARITY[@POSITION] joined by +, or a pattern a,b,b (docs/gates.md)",
+    )
+    gate_activation: str = key(
+        "sigmoid", "how the gate's g acts on y: sigmoid, sigmoid2, silu ... (docs/gates.md)"
+    )
     gate_rank: int = key(0, "rank of the gate's weight W_g (0: full rank)", at_least=0)
-    gate_input: str = key("token", "token: g = W_g x; static: a trained constant", choices=("token", "static"))
-    native_bias: bool = key(False, "a trained bias in the native gate, which starts at 0, as in fla's KDA")
-    gate_bias: float | None = key(None, "start of the gate's trained bias or static constant (None: no bias, or 0)")
-    readout_norm: str = key("published", "norm of each mixer's readout: published, none, denominator or rms")
-    norm_first: bool = key(True, "true: the readout is normed, then gated; false: gated, then normed")
-    readout_activation: str = key("none", "nonlinearity right after the readout's norm: none, silu or square")
+    gate_input: str = key(
+        "token", "token: g = W_g x; static: a trained constant", choices=("token", "static")
+    )
+    native_bias: bool = key(
+        False, "a trained bias in the native gate, which starts at 0, as in fla's KDA"
+    )
+    gate_bias: float | None = key(
+        None, "start of the gate's trained bias or static constant (None: no bias, or 0)"
+    )
+    readout_norm: str = key(
+        "published", "norm of each mixer's readout: published, none, denominator or rms"
+    )
+    norm_first: bool = key(
+        True, "true: the readout is normed, then gated; false: gated, then normed"
+    )
+    readout_activation: str = key(
+        "none", "nonlinearity right after the readout's norm: none, silu or square"
+    )
     branch_scale: float = key(1.0, "fixed factor on the readout behind its norm and gates", above=0)
-    out_init_scale: float = key(1.0, "factor on the start of each mixer's output projection", above=0)
-    kernels: str = key("auto", "code of the recurrence; auto: fla's, if on a GPU", choices=("auto", "torch", "fla"))
-    match_params: bool = key(False, "narrow the MLP so that a gated model has as many parameters as the ungated one")
+    out_init_scale: float = key(
+        1.0, "factor on the start of each mixer's output projection", above=0
+    )
+    kernels: str = key(
+        "auto", "code of the recurrence; auto: fla's, if on a GPU", choices=("auto", "torch", "fla")
+    )
+    match_params: bool = key(
+        False, "narrow the MLP so that a gated model has as many parameters as the ungated one"
+    )
 
     def __post_init__(self):
         check(self)
         vars(self).update(without_alias(vars(self)))
         if self.head_dim is None and self.n_embd % self.n_head:
-            raise UserError(f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}, or give head_dim")
+            raise UserError(
+                f"n_embd={self.n_embd}: must be a multiple of n_head={self.n_head}, or give head_dim"
+            )
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         if self.n_head % (self.n_kv_head or self.n_head):
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
-        if not all(re.fullmatch(r"none|[1-9][0-9]{0,8}", word.strip()) for word in self.window.split(",")):
-            raise UserError(f"window={self.window!r}: must be none, a number from 1 on, or a pattern as 128,128,none")
+        if not all(
+            re.fullmatch(r"none|[1-9][0-9]{0,8}", word.strip()) for word in self.window.split(",")
+        ):
+            raise UserError(
+                f"window={self.window!r}: must be none, a number from 1 on, or a pattern as 128,128,none"
+            )
         words = self.position.split(",")
         for word in words:
             alone = ("learned",) if words == ["learned"] else ()
@@ -158,7 +249,8 @@ class GPTConfig:
         key_heads, heads, _, _ = self.delta_sizes
         if heads % key_heads:
             raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
-        from model import check_layers  # what only mixers and gates know; torch is imported here and not before
+        # what only mixers and gates know; torch is imported here and not before
+        from model import check_layers
 
         check_layers(self)
 
@@ -180,7 +272,8 @@ class GPTConfig:
 
     @property
     def delta_widths(self) -> tuple[int, int]:
-        """The widths of keys and values in layers with the delta rule, and in gla, which reads no other delta key."""
+        """The widths of keys and values in layers with the delta rule, and in gla, which reads no
+        other delta key."""
         return self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
 
     def layers(self) -> list[tuple[str, "LayerGate"]]:
@@ -190,7 +283,10 @@ class GPTConfig:
         """
         from gate import parse_gate
 
-        names, gates = self.attention.split(","), [parse_gate(gate) for gate in self.gate.split(",")]
+        names, gates = (
+            self.attention.split(","),
+            [parse_gate(gate) for gate in self.gate.split(",")],
+        )
         return [(names[i % len(names)].strip(), gates[i % len(gates)]) for i in range(self.n_layer)]
 
 
@@ -198,36 +294,64 @@ class GPTConfig:
 class TrainConfig(GPTConfig):
     """Every key of a run: those of the model, and these."""
 
-    dataset: str = key("data/pystdlib", "folder of the data, or a mixture data/a:7,data/b:3", find=find_data)
-    mask_documents: bool = key(False, "text: rows are documents or parts of one; nothing is predicted across documents")
+    dataset: str = key(
+        "data/pystdlib", "folder of the data, or a mixture data/a:7,data/b:3", find=find_data
+    )
+    mask_documents: bool = key(
+        False, "text: rows are documents or parts of one; nothing is predicted across documents"
+    )
     out_dir: str = key("out", "folder that the run is written to")
     init_from: str = key(
         "scratch",
         "scratch; resume: go on with out_dir's ckpt.pt; auto: resume if it is there, else scratch; or a checkpoint",
         find=lambda start: start in ("scratch", "resume", "auto") or find_checkpoint(start),
     )
-    overwrite: bool = key(False, "true: replace the run in out_dir, or write among files that are not of a run")
+    overwrite: bool = key(
+        False, "true: replace the run in out_dir, or write among files that are not of a run"
+    )
     seed: int = key(1337, "seed of the weights, the order of the data and the dropout", at_least=0)
 
-    parallel: str = key("ddp", "what each process holds; ddp: all of the model, fsdp: a shard", choices=("ddp", "fsdp"))
-    shards: int = key(0, "fsdp: processes that share one copy of the model (0: all); divides their number", at_least=0)
+    parallel: str = key(
+        "ddp",
+        "what each process holds; ddp: all of the model, fsdp: a shard",
+        choices=("ddp", "fsdp"),
+    )
+    shards: int = key(
+        0,
+        "fsdp: processes that share one copy of the model (0: all); divides their number",
+        at_least=0,
+    )
     gather_dtype: str = key(
         "auto",
         "fsdp: dtype in which linear layers are gathered; auto: dtype, with the losses of float32 in less memory",
         choices=("auto", "float32"),
     )
-    activation_checkpointing: bool = key(False, "compute each block again on the way back: less memory, more time")
+    activation_checkpointing: bool = key(
+        False, "compute each block again on the way back: less memory, more time"
+    )
 
     batch_size: int = key(12, "rows per micro-step of a process", at_least=1)
-    gradient_accumulation_steps: int = key(1, "micro-steps per step, over all processes together", at_least=1)
+    gradient_accumulation_steps: int = key(
+        1, "micro-steps per step, over all processes together", at_least=1
+    )
     max_iters: int = key(5000, "number of steps (updates of the weights)", at_least=1)
-    optimizer: str = key("adamw", "muon: Muon for the blocks' matrices, AdamW for the rest", choices=("adamw", "muon"))
+    optimizer: str = key(
+        "adamw",
+        "muon: Muon for the blocks' matrices, AdamW for the rest",
+        choices=("adamw", "muon"),
+    )
     learning_rate: float = key(6e-4, "peak of the learning rate", above=0)
     muon_lr_scale: float = key(1.0, "Muon's learning rate, as a multiple of AdamW's", above=0)
-    gate_lr_scale: float = key(1.0, "learning rate of the gates' parameters, as a multiple of the others'", above=0)
-    gate_weight_decay: float | None = key(None, "weight decay of the gates' matrices (None: weight_decay)", at_least=0)
+    gate_lr_scale: float = key(
+        1.0, "learning rate of the gates' parameters, as a multiple of the others'", above=0
+    )
+    gate_weight_decay: float | None = key(
+        None, "weight decay of the gates' matrices (None: weight_decay)", at_least=0
+    )
     gate_optimizer: str | None = key(
-        None, "optimizer=muon: what steps the gates' matrices (None: muon)", choices=("adamw", "muon")
+        None,
+        "optimizer=muon: what steps the gates' matrices (None: muon)",
+        choices=("adamw", "muon"),
     )
     schedule: str | None = key(
         None,
@@ -237,33 +361,62 @@ class TrainConfig(GPTConfig):
     )
     decay_lr: bool = key(True, "nanoGPT's name: false is schedule=constant")
     warmup_iters: int = key(100, "steps of linear warmup", at_least=0)
-    decay_iters: int | None = key(None, "wsd: steps of the decay (None: a fifth of the run)", at_least=1)
-    lr_decay_iters: int | None = key(None, "step at which min_lr is reached (None: max_iters)", at_least=1)
-    min_lr: float | None = key(None, "learning rate at the decay's end (None: learning_rate / 10; wsd: 0)", at_least=0)
-    keep_moments: bool = key(False, "init_from=CHECKPOINT: keep its optimizer's moments; another seed: other batches")
-    new_lr_scale: float = key(1.0, "init_from=CHECKPOINT: learning rate of what it lacks, as a multiple", above=0)
+    decay_iters: int | None = key(
+        None, "wsd: steps of the decay (None: a fifth of the run)", at_least=1
+    )
+    lr_decay_iters: int | None = key(
+        None, "step at which min_lr is reached (None: max_iters)", at_least=1
+    )
+    min_lr: float | None = key(
+        None, "learning rate at the decay's end (None: learning_rate / 10; wsd: 0)", at_least=0
+    )
+    keep_moments: bool = key(
+        False, "init_from=CHECKPOINT: keep its optimizer's moments; another seed: other batches"
+    )
+    new_lr_scale: float = key(
+        1.0, "init_from=CHECKPOINT: learning rate of what it lacks, as a multiple", above=0
+    )
     weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
     beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
     beta2: float = key(0.95, "AdamW's decay of the mean squared gradient", at_least=0, below=1)
-    grad_clip: float | None = key(1.0, "norm that a larger gradient is scaled down to (0 or None: none)", at_least=0)
+    grad_clip: float | None = key(
+        1.0, "norm that a larger gradient is scaled down to (0 or None: none)", at_least=0
+    )
 
     eval_interval: int = key(500, "steps between evaluations; each saves a checkpoint", at_least=1)
     keep_interval: int | None = key(
-        None, "steps between checkpoints that stay, as ckpt-1500.pt; a multiple of eval_interval", at_least=1
+        None,
+        "steps between checkpoints that stay, as ckpt-1500.pt; a multiple of eval_interval",
+        at_least=1,
     )
-    # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of their time
-    eval_tokens: int | None = key(100_000, "size of the fixed sample that evaluations read (None: all)", at_least=1)
-    eval_whole: bool | None = key(None, "end with the whole validation split (None: if that is quicker than training)")
-    stop_above: float | None = key(None, "end the run after two evaluations in a row above this accuracy", at_least=0)
-    eval_batch_size: int | None = key(None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1)
+    # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of
+    # their time
+    eval_tokens: int | None = key(
+        100_000, "size of the fixed sample that evaluations read (None: all)", at_least=1
+    )
+    eval_whole: bool | None = key(
+        None, "end with the whole validation split (None: if that is quicker than training)"
+    )
+    stop_above: float | None = key(
+        None, "end the run after two evaluations in a row above this accuracy", at_least=0
+    )
+    eval_batch_size: int | None = key(
+        None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1
+    )
     checkpoint: str = key(
         "whole",
         "whole: ckpt.pt has all; sharded: each process writes its part of the tensors while the training goes on",
         choices=("whole", "sharded"),
     )
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
-    logger: str = key("jsonl", "tensorboard: rows go to out_dir/tensorboard, too", choices=("jsonl", "tensorboard"))
-    meters: bool = key(True, "measure gates, sinks and activations at every evaluation (docs/meters.md)")
+    logger: str = key(
+        "jsonl",
+        "tensorboard: rows go to out_dir/tensorboard, too",
+        choices=("jsonl", "tensorboard"),
+    )
+    meters: bool = key(
+        True, "measure gates, sinks and activations at every evaluation (docs/meters.md)"
+    )
 
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key(
@@ -272,18 +425,33 @@ class TrainConfig(GPTConfig):
         "one to repeat a run; float16 is for GPUs, and refused on a CPU",
         choices=("auto", *DTYPES),
     )
-    compile: str = key("auto", "torch.compile; auto: for 500 steps or more on a GPU", choices=("auto", "true", "false"))
-    threads: int = key(0, "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)", at_least=0, at_most=512)
+    compile: str = key(
+        "auto",
+        "torch.compile; auto: for 500 steps or more on a GPU",
+        choices=("auto", "true", "false"),
+    )
+    threads: int = key(
+        0,
+        "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)",
+        at_least=0,
+        at_most=512,
+    )
     memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
     def __post_init__(self):
         super().__post_init__()
         if self.gate_optimizer == "muon" and self.optimizer != "muon":
-            raise UserError("gate_optimizer='muon': is for optimizer='muon'; leave it out, or add --optimizer=muon")
+            raise UserError(
+                "gate_optimizer='muon': is for optimizer='muon'; leave it out, or add --optimizer=muon"
+            )
         if not self.decay_lr and self.schedule in ("cosine", "wsd"):
-            raise UserError(f"schedule={self.schedule!r}: decay_lr=False means constant; leave one of them out")
+            raise UserError(
+                f"schedule={self.schedule!r}: decay_lr=False means constant; leave one of them out"
+            )
         if self.schedule != "wsd" and self.decay_iters is not None:
-            raise UserError(f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.decay!r}")
+            raise UserError(
+                f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.decay!r}"
+            )
         if self.keep_interval is not None and self.keep_interval % self.eval_interval != 0:
             raise UserError(
                 f"keep_interval={self.keep_interval}: a checkpoint is saved every eval_interval={self.eval_interval} "

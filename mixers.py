@@ -1,4 +1,5 @@
-"""Mixers beyond those of model.py, whose table MIXERS names them all. They need only what every mixer has."""
+"""Mixers beyond those of model.py, whose table MIXERS names them all. They need only what every
+mixer has."""
 
 import math
 
@@ -15,12 +16,14 @@ from ops.layers import FusedLinear, RMSNorm, make_conv
 
 
 class Mamba3(Mixer):
-    """Mamba-3 (Lahoti et al. 2026) in its SISO form: a share r of a token is written at once, the rest with the next.
+    """Mamba-3 (Lahoti et al. 2026) in its SISO form: a share r of a token is written at once, the
+    rest with the next.
 
         S_t = a_t (S_{t-1} + (1 - r_t) dt_t k_{t-1} v_{t-1}^T) + r_t dt_t k_t v_t^T,    a_t = exp(-A_t dt_t)
 
-    All heads share k and q (B and C there), but for a bias and how far pairs are turned: the sum of pi tanh(.) dt. The
-    recurrence runs a token late, when both factors of k v^T are known, and `read` adds the token's own share.
+    All heads share k and q (B and C there), but for a bias and how far pairs are turned: the sum of
+    pi tanh(.) dt. The recurrence runs a token late, when both factors of k v^T are known, and
+    `read` adds the token's own share.
     """
 
     native_gate = ("silu", "after norm")
@@ -34,28 +37,45 @@ class Mamba3(Mixer):
         self.conv = make_conv(config, self.parts[0])
         self.kq_norm = RMSNorm(2 * N, eps=config.norm_eps)
         self.kq_norm.groups = 2
-        self.kq_bias, self.dt_bias, self.D = (nn.Parameter(torch.empty(n)) for n in (2 * H * N, H, H))
+        self.kq_bias, self.dt_bias, self.D = (
+            nn.Parameter(torch.empty(n)) for n in (2 * H * N, H, H)
+        )
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         N, n = self.key_width, self.parts[-1]
         vkq, *rates = self.in_proj(x).split(self.parts, dim=-1)
         v, kq = self.conv(vkq, state).split([self.parts[0] - 2 * N, 2 * N], dim=-1)
         dt, A, share, angle = (at_least_float32(y) for y in rates)
-        v, dt, share = v.unflatten(-1, (self.n_head, -1)), F.softplus(dt + self.dt_bias), share.sigmoid()  # (B, T, H)
+        # (B, T, H)
+        v, dt, share = (
+            v.unflatten(-1, (self.n_head, -1)),
+            F.softplus(dt + self.dt_bias),
+            share.sigmoid(),
+        )
         angle = (dt[..., None] * math.pi * angle.tanh()[:, :, None]).cumsum(1)  # (B, T, H, n)
         if state is not None:
             angle = angle + state["angle"][:, None]
             state["angle"] = angle[:, -1].remainder(2 * math.pi)
-        kq = self.kq_norm(at_least_float32(kq)).unflatten(-1, (2, 1, N)) + self.kq_bias.view(2, -1, N)
+        kq = self.kq_norm(at_least_float32(kq)).unflatten(-1, (2, 1, N)) + self.kq_bias.view(
+            2, -1, N
+        )
         pairs, kept = kq.split([2 * n, N - 2 * n], dim=-1)  # (B, T, 2, H, ...)
-        (a, b), cos, sin = pairs.unflatten(-1, (n, 2)).unbind(-1), angle.cos()[:, :, None], angle.sin()[:, :, None]
+        (a, b), cos, sin = (
+            pairs.unflatten(-1, (n, 2)).unbind(-1),
+            angle.cos()[:, :, None],
+            angle.sin()[:, :, None],
+        )
         pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
         k, q = torch.cat([pairs, kept], dim=-1).to(v.dtype).unbind(2)
-        factors = torch.stack([share * dt, (1 - share) * dt], dim=-1)  # (B, T, H, 2), in the place of beta
-        return Projection(q, k, v, -F.softplus(A).clamp(min=1e-4) * dt, factors, skip=self.D[:, None] * v)
+        # (B, T, H, 2), in the place of beta
+        factors = torch.stack([share * dt, (1 - share) * dt], dim=-1)
+        return Projection(
+            q, k, v, -F.softplus(A).clamp(min=1e-4) * dt, factors, skip=self.D[:, None] * v
+        )
 
     def late(self, p: Projection, state: dict | None) -> tuple[Projection, torch.Tensor]:
-        """What the recurrence computes, with k and v of the token before; the weight of a token's own v (B, T, H)."""
+        """What the recurrence computes, with k and v of the token before; the weight of a token's
+        own v (B, T, H)."""
         (own, rest), before = p.beta.unbind(-1), {}
         for name, y in (("k", p.k), ("v", p.v), ("own", own)):
             last = torch.zeros_like(y[:, 0]) if state is None else state[name].to(y.dtype)
@@ -63,7 +83,9 @@ class Mamba3(Mixer):
             if state is not None:
                 state[name] = y[:, -1].clone()  # a view would keep the whole prefill alive
         k = (p.log_decay.exp() * (before["own"] + rest))[..., None] * before["k"]
-        return p._replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(-1)
+        return p._replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(
+            -1
+        )
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         late, own = self.late(p, state)
@@ -71,24 +93,32 @@ class Mamba3(Mixer):
 
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
         widths = dict(k=(self.key_width,), v=(self.value_width,), own=(), angle=(self.parts[-1],))
-        return super().state_shapes(B, length) | {name: (B, self.n_head, *width) for name, width in widths.items()}
+        return super().state_shapes(B, length) | {
+            name: (B, self.n_head, *width) for name, width in widths.items()
+        }
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         late, own = self.late(p, None)
-        return F.pad(super().explicit_weights(late)[..., 1:], (0, 1)) + own.transpose(1, 2).diag_embed()
+        return (
+            F.pad(super().explicit_weights(late)[..., 1:], (0, 1))
+            + own.transpose(1, 2).diag_embed()
+        )
 
 
 class Monarch(Mixer):
-    """S_t = P^T L(x_t) P R(x_t) S_{t-1} + k_t v_t^T and o_t = q_t^T S_t: a transition that mixes the n = 64 rows of S.
+    """S_t = P^T L(x_t) P R(x_t) S_{t-1} + k_t v_t^T and o_t = q_t^T S_t: a transition that mixes
+    the n = 64 rows of S.
 
-    L and R are block diagonal: sqrt(n) = 8 orthogonal blocks of 8 x 8, the Cayley transforms (I + A)^-1 (I - A) of
-    skew-symmetric A, which are parameters; of x_t is only one sigmoid for each block, a factor on it. P transposes the
-    rows as an 8 x 8 table (Dao et al. 2022, "Monarch"). Products of such matrices are not of that form, so there is no
-    cheap chunked form: it runs token by token, and block_size may not be above 64.
+    L and R are block diagonal: sqrt(n) = 8 orthogonal blocks of 8 x 8, the Cayley transforms (I +
+    A)^-1 (I - A) of skew-symmetric A, which are parameters; of x_t is only one sigmoid for each
+    block, a factor on it. P transposes the rows as an 8 x 8 table (Dao et al. 2022, "Monarch").
+    Products of such matrices are not of that form, so there is no cheap chunked form: it runs token
+    by token, and block_size may not be above 64.
 
-    The proposal, which is unpublished, has one h_t = P^T L P R h_{t-1} + B x_t. Ours: heads, with blocks of their own;
-    head_dim columns h side by side in S, with B x = k v^T; the readout by q, and its norm; and the start at blocks near
-    the identity and gates of sigmoid(4), which leave a tenth of S after 64 tokens.
+    The proposal, which is unpublished, has one h_t = P^T L P R h_{t-1} + B x_t. Ours: heads, with
+    blocks of their own; head_dim columns h side by side in S, with B x = k v^T; the readout by q,
+    and its norm; and the start at blocks near the identity and gates of sigmoid(4), which leave a
+    tenth of S after 64 tokens.
     """
 
     published_norm = "rms"
@@ -102,7 +132,9 @@ class Monarch(Mixer):
         super().check(name, config)
         if config.block_size > cls.longest:
             why = "it runs token by token, since products of its transitions have no cheap chunked form"
-            raise UserError(f"block_size={config.block_size}: {name} takes at most {cls.longest}; {why}")
+            raise UserError(
+                f"block_size={config.block_size}: {name} takes at most {cls.longest}; {why}"
+            )
 
     def __init__(self, config, gate):
         H, D, m = config.n_head, config.head_dim, self.m
@@ -111,7 +143,8 @@ class Monarch(Mixer):
         self.qkv = FusedLinear(config.n_embd, self.split)
         self.conv = make_conv(config, sum(self.split))
         self.block_gates = ZeroLinear(config.n_embd, H * 2 * m, bias_start=4.0)
-        self.skew = nn.Parameter(torch.empty(2 * H * m**3))  # flat: a 1-D parameter gets no weight decay
+        # flat: a 1-D parameter gets no weight decay
+        self.skew = nn.Parameter(torch.empty(2 * H * m**3))
 
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         start.normal_(0.0, 0.02, generator=generator)
@@ -119,7 +152,8 @@ class Monarch(Mixer):
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, n or D)
-        logits = at_least_float32(self.block_gates(x)).unflatten(-1, (self.n_head, -1))  # (B, T, H, 2m): L's, R's
+        # (B, T, H, 2m): L's, R's
+        logits = at_least_float32(self.block_gates(x)).unflatten(-1, (self.n_head, -1))
         return Projection(q * self.key_width**-0.5, k, v, F.logsigmoid(logits))
 
     def blocks(self) -> torch.Tensor:
@@ -128,10 +162,16 @@ class Monarch(Mixer):
         A, one = A - A.mT, torch.eye(self.m, dtype=A.dtype, device=A.device)
         return torch.linalg.solve_ex(one + A, one - A)[0]  # solve would wait for a GPU
 
-    def turned(self, p: Projection, v: torch.Tensor, S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The readout (B, T, H, D) of v (B, T, H, D) from the state S (B, H, n, D) on, and the state behind it."""
-        q, k, v, S = (at_least_float32(y) for y in (p.q[..., None, :], p.k[..., None], v[..., None, :], S))
-        gates, outputs = p.log_decay.exp().unflatten(-1, (2, self.m, 1, 1)), []  # (B, T, H, 2, m, 1, 1)
+    def turned(
+        self, p: Projection, v: torch.Tensor, S: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The readout (B, T, H, D) of v (B, T, H, D) from the state S (B, H, n, D) on, and the
+        state behind it."""
+        q, k, v, S = (
+            at_least_float32(y) for y in (p.q[..., None, :], p.k[..., None], v[..., None, :], S)
+        )
+        # (B, T, H, 2, m, 1, 1)
+        gates, outputs = p.log_decay.exp().unflatten(-1, (2, self.m, 1, 1)), []
         with torch.autocast(v.device.type, enabled=False):
             L, R = self.blocks()
             for q_t, k_t, v_t, gate in zip(*(y.unbind(1) for y in (q, k, v, gates)), strict=True):
@@ -149,5 +189,8 @@ class Monarch(Mixer):
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         B, T, H = p.v.shape[:3]
-        one_hot = torch.eye(T, device=p.v.device, dtype=p.v.dtype)[:, None].expand(B, -1, H, -1)  # v of each token
-        return self.turned(p, one_hot, one_hot.new_zeros(B, H, self.key_width, T))[0].transpose(1, 2)
+        # v of each token
+        one_hot = torch.eye(T, device=p.v.device, dtype=p.v.dtype)[:, None].expand(B, -1, H, -1)
+        return self.turned(p, one_hot, one_hot.new_zeros(B, H, self.key_width, T))[0].transpose(
+            1, 2
+        )

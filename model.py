@@ -4,9 +4,9 @@
     logits = model(idx)                         # (B, T) ids -> (B, T, vocab_size)
     loss = model(idx, targets)                  # nats, mean over the labels that are not -100
 
-The file stands in reading order: the mixers, the GPT. More mixers are in mixers.py, what all share in mixer.py, the
-gate in gate.py, the keys in keys.py. A new mixer is one class, whose `project` computes q, k and v from x,
-and one line in MIXERS.
+The file stands in reading order: the mixers, the GPT. More mixers are in mixers.py, what all share
+in mixer.py, the gate in gate.py, the keys in keys.py. A new mixer is one class, whose `project`
+computes q, k and v from x, and one line in MIXERS.
 """
 
 import math
@@ -28,56 +28,78 @@ from ops.fast import CosSinFeatures, at_least_float32
 from ops.layers import FusedLinear, ResidualLinear, RMSNorm, make_conv, make_norm
 from ops.loss import cross_entropy_sum
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The mixers
 
 
 class Softmax(Mixer):
-    """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is the KV cache:
-    the last block_size keys and values, or a window of them, a ring in which a new entry replaces the oldest.
+    """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is
+    the KV cache: the last block_size keys and values, or a window of them, a ring in which a new
+    entry replaces the oldest.
 
-    With a forget gate (FoX, Lin et al. 2025) log f is the log_decay: a score gets its sum from behind the key up to the
-    query. The state then has that of as many tokens, too, in their order.
+    With a forget gate (FoX, Lin et al. 2025) log f is the log_decay: a score gets its sum from
+    behind the key up to the query. The state then has that of as many tokens, too, in their order.
     """
 
     past_block_size = "rolls"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
     has_positive_weights = True
-    # a subclass's bias(self, i, j): what is added to the scores of queries at positions i (T, 1) for keys at j (S,), of
-    # shape (T, S) or (H, T, S); -inf hides a key. Training, prefill, decoding and the explicit weights all ask it
+    # a subclass's bias(self, i, j): what is added to the scores of queries at positions i (T, 1)
+    # for keys at j (S,), of shape (T, S) or (H, T, S); -inf hides a key. Training, prefill,
+    # decoding and the explicit weights all ask it
     bias: Callable | None = None
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
         norm, sink, cap = cls.norm_of(config), config.sink, config.attention_softcap
         if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
-            raise UserError(f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}")
+            raise UserError(
+                f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}"
+            )
         if norm == "denominator":
-            raise UserError(f"readout_norm='denominator' makes no sense for {name}: its weights are normed already")
+            raise UserError(
+                f"readout_norm='denominator' makes no sense for {name}: its weights are normed already"
+            )
         if sink != "none" and norm in READOUT_NORMS:
             why = "cancels it, since it acts as one factor a head"
             raise UserError(f"sink={sink!r}: readout_norm={norm!r} of {name} {why}")
         if config.attention_weights == "softpick":
             if config.forget_gate:
-                raise UserError("forget_gate=True: softpick's denominator would count a forgotten key as |e^-inf - 1|")
+                raise UserError(
+                    "forget_gate=True: softpick's denominator would count a forgotten key as |e^-inf - 1|"
+                )
             if cap is not None:
-                raise UserError(f"attention_softcap={cap}: softpick was published without a cap; leave one of them out")
+                raise UserError(
+                    f"attention_softcap={cap}: softpick was published without a cap; leave one of them out"
+                )
             if sink != "none":
-                raise UserError(f"sink={sink!r}: softpick needs none, since its weights may all be zero")
+                raise UserError(
+                    f"sink={sink!r}: softpick needs none, since its weights may all be zero"
+                )
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
-        self.qkv = FusedLinear(config.n_embd, [H * D, Hk * D, Hk * D], bias=config.bias or config.qkv_bias)
+        self.qkv = FusedLinear(
+            config.n_embd, [H * D, Hk * D, Hk * D], bias=config.bias or config.qkv_bias
+        )
         self.conv = make_conv(config, (H + 2 * Hk) * D)
         widths = (H * D, Hk * D) if config.qk_norm and config.qk_norm_over == "all" else (D, D)
-        self.q_norm, self.k_norm = (RMSNorm(n, eps=config.norm_eps) if config.qk_norm else None for n in widths)
+        self.q_norm, self.k_norm = (
+            RMSNorm(n, eps=config.norm_eps) if config.qk_norm else None for n in widths
+        )
         self.forget = nn.Linear(config.n_embd, H) if config.forget_gate else None
         self.sink = layers.Sink(config, H) if config.sink != "none" else None
         self.split = (H, Hk)
         if "rope" in config.position:
-            scaling = config.rope_scaling, config.rope_factor, config.rope_length or config.block_size
-            self.angles = layers.Angles(layers.rope_frequencies, config.rotated, config.rope_base, *scaling)
+            scaling = (
+                config.rope_scaling,
+                config.rope_factor,
+                config.rope_length or config.block_size,
+            )
+            self.angles = layers.Angles(
+                layers.rope_frequencies, config.rotated, config.rope_base, *scaling
+            )
 
     @property
     def window(self) -> int | None:
@@ -92,7 +114,8 @@ class Softmax(Mixer):
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         c, (H, Hk) = self.config, self.split
         qkv = self.conv(self.qkv(x), state)
-        qk, v = qkv.unflatten(-1, (-1, self.value_width)).split((H + Hk, Hk), dim=2)  # (B, T, H + Hk or Hk, D)
+        # (B, T, H + Hk or Hk, D)
+        qk, v = qkv.unflatten(-1, (-1, self.value_width)).split((H + Hk, Hk), dim=2)
         if self.q_norm is not None:
             q, k = at_least_float32(qk).split((H, Hk), dim=2)
             axis = 2 if c.qk_norm_over == "all" else 3  # the axes from this one on have one norm
@@ -103,7 +126,8 @@ class Softmax(Mixer):
             turned = layers.rotate(turned, start, self.angles)
             qk = torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
         q, k = qk.to(v.dtype).split((H, Hk), dim=2)
-        log_decay = None if self.forget is None else F.logsigmoid(at_least_float32(self.forget(x)))  # (B, T, H)
+        # (B, T, H)
+        log_decay = None if self.forget is None else F.logsigmoid(at_least_float32(self.forget(x)))
         return Projection(q, k, v, log_decay, sink=None if self.sink is None else self.sink(x))
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
@@ -111,14 +135,20 @@ class Softmax(Mixer):
         T, mask, log_decay, c = q.shape[2], None, p.log_decay, self.config
         if state is not None:
             in_order = T > 1 or self.bias is not None or log_decay is not None
-            k, v = (layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v)))
+            k, v = (
+                layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v))
+            )
             if log_decay is not None:
                 log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
-                state["log_decay"] = log_decay[:, T:].clone()  # a view would keep the whole prefill alive
-        # a single query needs no mask, since it sees all it remembers, nor does torch's kernel for causal attention
+                # a view would keep the whole prefill alive
+                state["log_decay"] = log_decay[:, T:].clone()
+        # a single query needs no mask, since it sees all it remembers, nor does torch's kernel for
+        # causal attention
         reach = (self.window or T) if state is None else self.reach
         is_cut = T > reach or (T > 1 and state is not None and start > 0)
-        has_kernel = c.attention_weights == "softmax" and c.attention_softcap is None and log_decay is None
+        has_kernel = (
+            c.attention_weights == "softmax" and c.attention_softcap is None and log_decay is None
+        )
         if self.bias is not None or log_decay is not None or is_cut or (T > 1 and not has_kernel):
             first = start + T - k.shape[2]  # the position of the oldest key
             j = torch.arange(first, start + T, device=q.device)
@@ -126,19 +156,27 @@ class Softmax(Mixer):
         if has_kernel:
             o = layers.attention(q, k, v, mask, mask is None and (state is None or T > 1), p.sink)
         else:
-            o, _ = layers.manual_attention(q, k, v, mask, c.attention_softcap, p.sink, c.attention_weights)
+            o, _ = layers.manual_attention(
+                q, k, v, mask, c.attention_softcap, p.sink, c.attention_weights
+            )
         return o.transpose(1, 2)
 
-    def mask(self, i: torch.Tensor, j: torch.Tensor, reach: int, log_decay: torch.Tensor | None) -> torch.Tensor:
-        """Which keys at positions j (S,) the queries at i (T,) see, the last `reach` up to their own: bool (T, S). With
-        a bias float (1, H, T, S), with a log_decay (B, L, H), whose last are those of the keys, float (B, H, T, S)."""
+    def mask(
+        self, i: torch.Tensor, j: torch.Tensor, reach: int, log_decay: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Which keys at positions j (S,) the queries at i (T,) see, the last `reach` up to their
+        own: bool (T, S). With a bias float (1, H, T, S), with a log_decay (B, L, H), whose last are
+        those of the keys, float (B, H, T, S)."""
         distance = i[:, None] - j
         sees = (distance >= 0) & (distance < reach)
-        added = None if self.bias is None else self.bias(i[:, None], j).masked_fill(~sees, -torch.inf)
+        added = (
+            None if self.bias is None else self.bias(i[:, None], j).masked_fill(~sees, -torch.inf)
+        )
         if log_decay is None:
             return sees if added is None else added.expand(1, self.n_head, -1, -1)
         total = log_decay[:, -len(j) :].cumsum(1).transpose(1, 2)  # (B, H, S)
-        between = total[..., -len(i) :, None] - total[..., None, :]  # from behind the key up to the query
+        # from behind the key up to the query
+        between = total[..., -len(i) :, None] - total[..., None, :]
         return between.masked_fill(~sees, -torch.inf) if added is None else between + added
 
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
@@ -151,20 +189,24 @@ class Softmax(Mixer):
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
         i, c = torch.arange(q.shape[2], device=q.device), self.config
         mask = self.mask(i, i, self.window or len(i), p.log_decay)
-        return layers.manual_attention(q, k, v, mask, c.attention_softcap, p.sink, c.attention_weights)[1]
+        return layers.manual_attention(
+            q, k, v, mask, c.attention_softcap, p.sink, c.attention_weights
+        )[1]
 
     def flops_per_token(self, T: int) -> float:
-        """FLOPs for one token: scores and weighted sum over the keys that a query sees on average."""
+        """FLOPs for one token: scores and weighted sum over the keys that a query sees on
+        average."""
         most = min(T, self.window or T)
         return 2 * 2 * self.n_head * self.value_width * (most - most * (most - 1) / (2 * T))
 
 
 class CosFormer(Mixer):
-    """cosFormer (Qin et al. 2022): weight_ij = relu(q_i) . relu(k_j) * cos(pi/2 (i - j) / M), divided by their sum.
+    """cosFormer (Qin et al. 2022): weight_ij = relu(q_i) . relu(k_j) * cos(pi/2 (i - j) / M),
+    divided by their sum.
 
-    M is block_size and not the length of the input, so that the output of a token does not depend on later tokens.
-    Past M the cosine would turn negative. With the features [q cos, q sin], of width 2D, it is the plain recurrence:
-    cos(a - b) = cos a cos b + sin a sin b.
+    M is block_size and not the length of the input, so that the output of a token does not depend
+    on later tokens. Past M the cosine would turn negative. With the features [q cos, q sin], of
+    width 2D, it is the plain recurrence: cos(a - b) = cos a cos b + sin a sin b.
     """
 
     past_block_size = "ends"
@@ -184,18 +226,28 @@ class CosFormer(Mixer):
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
         return Projection(F.relu(q), F.relu(k), v)
 
-    def gated_projection(self, x: torch.Tensor, state: dict | None = None, start: int = 0) -> Projection:
+    def gated_projection(
+        self, x: torch.Tensor, state: dict | None = None, start: int = 0
+    ) -> Projection:
         """With q and k as features. Raises UserError past M."""
-        p, M, end = super().gated_projection(x, state, start), self.config.block_size, start + x.shape[1]
+        p, M, end = (
+            super().gated_projection(x, state, start),
+            self.config.block_size,
+            start + x.shape[1],
+        )
         if end > M:
-            raise UserError(f"cosformer: position {end} is past block_size={M}, where its cosine turns negative")
+            raise UserError(
+                f"cosformer: position {end} is past block_size={M}, where its cosine turns negative"
+            )
         cos, sin = self.angles(at_least_float32(p.q), start)  # (T, 1, 1)
-        q, k = (CosSinFeatures.apply(at_least_float32(y), cos, sin) for y in (p.q, p.k))  # (B, T, H, 2D)
+        # (B, T, H, 2D)
+        q, k = (CosSinFeatures.apply(at_least_float32(y), cos, sin) for y in (p.q, p.k))
         return p._replace(q=q, k=k)
 
 
 class GLA(Mixer):
-    """Gated linear attention (Yang et al. 2023): a decay per key channel, exp(logsigmoid(W2 W1 x + b) / 16)."""
+    """Gated linear attention (Yang et al. 2023): a decay per key channel, exp(logsigmoid(W2 W1 x +
+    b) / 16)."""
 
     published_norm = "rms"
     native_gate = ("silu", "after norm")
@@ -212,12 +264,16 @@ class GLA(Mixer):
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, Dk or Dv)
-        logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))  # (B, T, H, Dk)
-        return Projection(q * self.key_width**-0.5, k, v, F.logsigmoid(at_least_float32(logits)) / 16)
+        # (B, T, H, Dk)
+        logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))
+        return Projection(
+            q * self.key_width**-0.5, k, v, F.logsigmoid(at_least_float32(logits)) / 16
+        )
 
 
 class Mamba2(Mixer):
-    """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by a group of heads, plus D x."""
+    """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by a group of
+    heads, plus D x."""
 
     published_norm = "rms"
     native_gate = ("silu", "before norm")
@@ -227,9 +283,13 @@ class Mamba2(Mixer):
     def check(cls, name: str, config: GPTConfig) -> None:
         super().check(name, config)
         if config.n_groups > 1 and cls.norm_of(config) not in ("rms", "none"):
-            raise UserError(f"n_groups={config.n_groups}: {name}'s readout then has an RMSNorm a group, or none")
+            raise UserError(
+                f"n_groups={config.n_groups}: {name}'s readout then has an RMSNorm a group, or none"
+            )
         if config.expand * config.n_head % config.n_groups:
-            raise UserError(f"n_groups={config.n_groups}: must divide {name}'s {config.expand * config.n_head} heads")
+            raise UserError(
+                f"n_groups={config.n_groups}: must divide {name}'s {config.expand * config.n_head} heads"
+            )
 
     def __init__(self, config, gate):
         H, D = config.expand * config.n_head, config.head_dim
@@ -251,30 +311,38 @@ class Mamba2(Mixer):
 
 
 class DeltaNet(Mixer):
-    """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"): the delta rule on L2-normed
-    q and k. Its subclasses add a decay exp(-A softplus(dt)).
+    """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"): the
+    delta rule on L2-normed q and k. Its subclasses add a decay exp(-A softplus(dt)).
 
-    What S holds under k is multiplied by 1 - beta, with beta = beta_max sigmoid(.): down to -1 with beta_max = 2
-    (Grazzi et al. 2024, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues").
+    What S holds under k is multiplied by 1 - beta, with beta = beta_max sigmoid(.): down to -1 with
+    beta_max = 2 (Grazzi et al. 2024, "Unlocking State-Tracking in Linear RNNs Through Negative
+    Eigenvalues").
     """
 
     published_norm = "rms"
     linear_in = ("query", "value")  # the delta rule is not linear in k
-    flops_per_entry = flops_per_level = 7  # S is read once more, for what it holds under k, and each level is written
+    # S is read once more, for what it holds under k, and each level is written
+    flops_per_entry = flops_per_level = 7
     decay: str | None = None  # one per "head" or per "channel" of the keys
 
     def __init__(self, config, gate, n=1, betas=None):
-        """n: how many keys, values and betas a head has of a token. betas: rows of beta's matrices (None: n of H)."""
+        """n: how many keys, values and betas a head has of a token. betas: rows of beta's matrices
+        (None: n of H)."""
         Hk, H, Dk, Dv = config.delta_sizes
         native_rank = Dv if self.decay == "channel" else 0
-        super().__init__(config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank)
+        super().__init__(
+            config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank
+        )
         self.split = (Hk * Dk, n * Hk * Dk, n * H * Dv)
         betas, dt = betas or [H] * n, [H] * (self.decay == "head")
         self.parts = [sum(self.split), sum(betas), *dt]
         self.in_proj = FusedLinear(config.n_embd, [Hk * Dk] * (1 + n) + [H * Dv] * n + betas + dt)
         self.conv = make_conv(config, sum(self.split), published_width=4)
         if self.decay == "channel":
-            self.decay_in, self.decay_out = nn.Linear(config.n_embd, Dv, bias=False), nn.Linear(Dv, H * Dk, bias=False)
+            self.decay_in, self.decay_out = (
+                nn.Linear(config.n_embd, Dv, bias=False),
+                nn.Linear(Dv, H * Dk, bias=False),
+            )
         if self.decay:
             self.dt_bias = nn.Parameter(torch.empty(H * Dk if self.decay == "channel" else H))
             self.A_log = nn.Parameter(torch.empty(H))
@@ -282,15 +350,19 @@ class DeltaNet(Mixer):
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
         q, k, v = F.silu(self.conv(qkv, state)).split(self.split, dim=-1)
-        q, k = (y.unflatten(-1, (-1, self.key_width)) for y in (q, k))  # (B, T, Hk, Dk), k (B, T, n Hk, Dk)
+        # (B, T, Hk, Dk), k (B, T, n Hk, Dk)
+        q, k = (y.unflatten(-1, (-1, self.key_width)) for y in (q, k))
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, n H, Dv)
         q, k = layers.l2_norm(q) * self.key_width**-0.5, layers.l2_norm(k)
-        beta, log_decay = self.config.beta_max * at_least_float32(beta).sigmoid(), None  # (B, T, n H)
+        # (B, T, n H)
+        beta, log_decay = self.config.beta_max * at_least_float32(beta).sigmoid(), None
         if self.decay == "head":
-            log_decay = -self.A_log.exp() * F.softplus(at_least_float32(dt[0]) + self.dt_bias)  # (B, T, H)
+            # (B, T, H)
+            log_decay = -self.A_log.exp() * F.softplus(at_least_float32(dt[0]) + self.dt_bias)
         elif self.decay == "channel":
             dt = F.softplus(at_least_float32(self.decay_out(self.decay_in(x))) + self.dt_bias)
-            log_decay = -self.A_log.exp()[:, None] * dt.unflatten(-1, (-1, self.key_width))  # (B, T, H, Dk)
+            # (B, T, H, Dk)
+            log_decay = -self.A_log.exp()[:, None] * dt.unflatten(-1, (-1, self.key_width))
         return Projection(q, k, v, log_decay, beta)
 
 
@@ -309,8 +381,9 @@ class KDA(DeltaNet):
 
 
 class GatedDeltaNet2(KDA):
-    """Gated DeltaNet-2 (NVIDIA 2026, "Decoupling Erase and Write in Linear Attention"): KDA with a beta for each
-    channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t S_{t-1} + k_t (w_t * v_t)^T."""
+    """Gated DeltaNet-2 (NVIDIA 2026, "Decoupling Erase and Write in Linear Attention"): KDA with a
+    beta for each channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t
+    S_{t-1} + k_t (w_t * v_t)^T."""
 
     def __init__(self, config, gate):
         Hk, H, Dk, Dv = config.delta_sizes
@@ -319,16 +392,19 @@ class GatedDeltaNet2(KDA):
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         p = super().project(x, state, start)
         erase, write = p.beta.split([p.k[0, 0].numel(), p.v[0, 0].numel()], dim=-1)
-        erase, write = erase.view_as(p.k), write.view_as(p.v)  # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
+        # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
+        erase, write = erase.view_as(p.k), write.view_as(p.v)
         v = (write / self.config.beta_max * p.v).to(p.v.dtype)
         return p._replace(v=v, beta=torch.ones_like(p.beta[..., : self.n_head]), erase=erase * p.k)
 
 
 class DeltaProduct(GatedDeltaNet):
-    """Gated DeltaProduct (Siems et al. 2025): Gated DeltaNet with n = n_householder steps of the delta rule a token.
+    """Gated DeltaProduct (Siems et al. 2025): Gated DeltaNet with n = n_householder steps of the
+    delta rule a token.
 
-    A token is n sub-tokens, each with a k, v and beta of its own. It decays the state at the first and reads it at the
-    last, so that the recurrence is that of a text n times as long. n = 1 is Gated DeltaNet. fla's layer has beta_max=2.
+    A token is n sub-tokens, each with a k, v and beta of its own. It decays the state at the first
+    and reads it at the last, so that the recurrence is that of a text n times as long. n = 1 is
+    Gated DeltaNet. fla's layer has beta_max=2.
     """
 
     linear_in = DeltaNet.linear_in  # explicit_weights are not (T, T): a token has n values
@@ -340,9 +416,12 @@ class DeltaProduct(GatedDeltaNet):
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         p, n = super().project(x, state, start), self.sub_tokens
-        k, v, beta = (y.unflatten(2, (n, -1)).flatten(1, 2) for y in (p.k, p.v, p.beta))  # (B, n T, heads, ...)
-        q = F.pad(p.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)  # zeros before the last sub-token
-        log_decay = F.pad(p.log_decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)  # zeros behind the first
+        # (B, n T, heads, ...)
+        k, v, beta = (y.unflatten(2, (n, -1)).flatten(1, 2) for y in (p.k, p.v, p.beta))
+        # zeros before the last sub-token
+        q = F.pad(p.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)
+        # zeros behind the first
+        log_decay = F.pad(p.log_decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)
         return Projection(q, k, v, log_decay, beta)
 
     def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -352,7 +431,8 @@ class DeltaProduct(GatedDeltaNet):
         return super().gated(position, y, x)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        return super().read(p, state, start)[:, self.sub_tokens - 1 :: self.sub_tokens]  # (B, T, H, Dv)
+        # (B, T, H, Dv)
+        return super().read(p, state, start)[:, self.sub_tokens - 1 :: self.sub_tokens]
 
 
 MIXERS = {
@@ -369,26 +449,35 @@ MIXERS = {
     "mamba3": Mamba3,
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The GPT
 
 
 def check_layers(config: GPTConfig) -> None:
-    """Raises UserError for layers, MLPs, gates and norms that are not there or don't fit together."""
+    """Raises UserError for layers, MLPs, gates and norms that are not there or don't fit
+    together."""
     check_choice("mlp", config.mlp, MLPS)
     check_choice("gate_activation", config.gate_activation, GATE_ACTIVATIONS)
     check_choice("readout_activation", config.readout_activation, READOUT_ACTIVATIONS)
-    check_choice("readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS))
+    check_choice(
+        "readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS)
+    )
     for name, gate in config.layers():
         check_choice("attention", name, MIXERS)
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
     used = {MIXERS[name] for name, _ in config.layers()}
     if config.levels != "none" and not any(mixer.has_levels for mixer in used):
-        raise UserError(f"levels={config.levels!r}: no layer of {config.attention} has a recurrent state to be split")
+        raise UserError(
+            f"levels={config.levels!r}: no layer of {config.attention} has a recurrent state to be split"
+        )
     if config.levels != "none" and config.kernels == "fla":
-        raise UserError(f"levels={config.levels!r}: kernels='fla' has none for it; leave kernels out")
-    kernels.check_kernels(config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used))
+        raise UserError(
+            f"levels={config.levels!r}: kernels='fla' has none for it; leave kernels out"
+        )
+    kernels.check_kernels(
+        config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used)
+    )
     if config.mlp == "none" and config.match_params:
         raise UserError("match_params=True: mlp='none' has no MLP to narrow")
     gated = [MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions] or used
@@ -397,13 +486,17 @@ def check_layers(config: GPTConfig) -> None:
 
 
 class MLP(nn.Module):
-    """W gelu(U x). If forward sets `auxiliary_loss`, in nats a token, GPT.forward adds it to the loss in training."""
+    """W gelu(U x). If forward sets `auxiliary_loss`, in nats a token, GPT.forward adds it to the
+    loss in training."""
 
     n_matrices = 2  # of n_embd x hidden
-    n_idle = 0  # parameters that a token does not meet, such as those of experts that it is not sent to
-    tolerance = 0.0  # as a mixer's: a product over the tokens of one expert rounds by how many they are
-    # whether a token's output depends on that token alone, and nothing else on how many there are: the last layer then
-    # leaves out the tokens whose output nobody asks for. Not so: a token shift, or a loss over all tokens
+    # parameters that a token does not meet, such as those of experts that it is not sent to
+    n_idle = 0
+    # as a mixer's: a product over the tokens of one expert rounds by how many they are
+    tolerance = 0.0
+    # whether a token's output depends on that token alone, and nothing else on how many there are:
+    # the last layer then leaves out the tokens whose output nobody asks for. Not so: a token shift,
+    # or a loss over all tokens
     is_per_token = True
 
     def __init_subclass__(cls):
@@ -416,7 +509,9 @@ class MLP(nn.Module):
         super().__init__()
         self.approximate = "tanh" if config.mlp == "gelu_tanh" else "none"
         self.up = nn.Linear(config.n_embd, hidden, bias=config.bias)
-        self.glu = nn.Linear(config.n_embd, hidden, bias=config.bias) if self.n_matrices == 3 else None
+        self.glu = (
+            nn.Linear(config.n_embd, hidden, bias=config.bias) if self.n_matrices == 3 else None
+        )
         self.down = ResidualLinear(hidden, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -437,7 +532,8 @@ MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU, "none": None}
 
 
 class Block(nn.Module):
-    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)), if there is one. Arguments as in Mixer."""
+    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)), if there is one.
+    Arguments as in Mixer."""
 
     def __init__(self, config, name, gate):
         super().__init__()
@@ -448,7 +544,8 @@ class Block(nn.Module):
         if make_mlp is None:
             return
         n = make_mlp.n_matrices
-        hidden = config.mlp_width or round(config.mlp_ratio * C * 2 / n)  # with as many parameters as a gelu's
+        # with as many parameters as a gelu's
+        hidden = config.mlp_width or round(config.mlp_ratio * C * 2 / n)
         if config.match_params:
             unit = n * C + (n - 1) * config.bias  # parameters of a hidden unit of the MLP
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
@@ -464,7 +561,9 @@ class Block(nn.Module):
     def forward(self, x, state=None, start=0, only=None):
         """only: as in Mixer, for a block that is_per_token."""
         y = self.mixer(x if self.post_norm else self.norm_1(x), state, start, only)
-        x = (x if only is None else x[only][None]) + self.dropout(self.norm_1(y) if self.post_norm else y)
+        x = (x if only is None else x[only][None]) + self.dropout(
+            self.norm_1(y) if self.post_norm else y
+        )
         if self.mlp is None:
             return x
         y = self.norm_2(self.mlp(x)) if self.post_norm else self.mlp(self.norm_2(x))
@@ -472,25 +571,31 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token and position embeddings, n_layer blocks, a norm, and the output layer. Raises UserError without ids."""
+    """Token and position embeddings, n_layer blocks, a norm, and the output layer. Raises UserError
+    without ids."""
 
     def __init__(self, config):
         super().__init__()
         if config.vocab_size is None:
             raise UserError("vocab_size=None: a model needs the number of token ids")
         self.config = config
-        seed = int(torch.randint(2**31, (), device="cpu"))  # drawn first: the modules below draw weights, too
+        # drawn first: the modules below draw weights, too
+        seed = int(torch.randint(2**31, (), device="cpu"))
         rows = -(-config.vocab_size // config.pad_vocab_to) * config.pad_vocab_to
         self.wte = nn.Embedding(rows, config.n_embd)
         self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, rows, bias=False)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
+        self.wpe = (
+            nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
         tables: dict = {}
         for layer, block in enumerate(self.blocks):
             block.mixer.layer = layer
             if block.mixer.angles is not None:  # one table for all layers that have the same
-                block.mixer.angles = tables.setdefault(block.mixer.angles.settings, block.mixer.angles)
+                block.mixer.angles = tables.setdefault(
+                    block.mixer.angles.settings, block.mixer.angles
+                )
         self.norm = make_norm(config)
         if not self.wte.weight.is_meta:  # a meta tensor has a shape and no data
             self.init_weights(seed)
@@ -515,12 +620,14 @@ class GPT(nn.Module):
         | Levels: scale; Monarch: skew; Sink: logit| 1; N(0, 0.02); N(0, 0.02)                           |
         | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
 
-        From ZeroLinear on, the rule is a method of the module, and yours may have one: init_parameter(name, start,
-        generator) fills the tensor `start`, which holds the constructor's values. Raises UserError for a parameter
-        without a rule. The decay exp(-A softplus(. + dt_bias)) starts as in Dao & Gu 2024.
+        From ZeroLinear on, the rule is a method of the module, and yours may have one:
+        init_parameter(name, start, generator) fills the tensor `start`, which holds the
+        constructor's values. Raises UserError for a parameter without a rule. The decay exp(-A
+        softplus(. + dt_bias)) starts as in Dao & Gu 2024.
 
-        Each draw depends on (seed, name of the parameter) alone: two models of one seed start with the same weights
-        wherever both have the parameter, so that a gated model starts where the ungated one does.
+        Each draw depends on (seed, name of the parameter) alone: two models of one seed start with
+        the same weights wherever both have the parameter, so that a gated model starts where the
+        ungated one does.
         """
         is_pytorch = self.config.init == "pytorch"
         for full_name, p in self.named_parameters():
@@ -547,20 +654,28 @@ class GPT(nn.Module):
                 depth = 2 * self.config.n_layer if isinstance(module, ResidualLinear) else 1
                 start.normal_(0.0, 1.0 if is_pytorch else 0.02 * depth**-0.5, generator=generator)
             else:
-                raise UserError(f"{full_name}: no rule for its start; give {type(module).__name__} an init_parameter")
+                raise UserError(
+                    f"{full_name}: no rule for its start; give {type(module).__name__} an init_parameter"
+                )
             p.copy_(start * module.start_scale if isinstance(module, ResidualLinear) else start)
 
-    def features(self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only=None) -> tuple:
-        """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is updated in place.
+    def features(
+        self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only=None
+    ) -> tuple:
+        """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is
+        updated in place.
 
-        only: (B, T), true for M tokens; the hidden states are then theirs, (1, M, C), and the last block computes no
-        others if it may. Raises UserError where cosformer or learned positions would go past block_size.
+        only: (B, T), true for M tokens; the hidden states are then theirs, (1, M, C), and the last
+        block computes no others if it may. Raises UserError where cosformer or learned positions
+        would go past block_size.
         """
         x = self.wte(idx)
         if self.wpe is not None:
             end = start + idx.shape[1]
             if end > self.config.block_size:
-                raise UserError(f"position='learned': there is no embedding past block_size={self.config.block_size}")
+                raise UserError(
+                    f"position='learned': there is no embedding past block_size={self.config.block_size}"
+                )
             x = x + self.wpe.weight[start:end]
         x = self.dropout(x)
         computed = only if self.blocks[-1].is_per_token else None
@@ -582,8 +697,11 @@ class GPT(nn.Module):
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean") -> torch.Tensor:
-        """Logits (B, T, vocab_size) or, with targets (B, T), the loss in nats. Targets of -100 are masked.
+    def forward(
+        self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean"
+    ) -> torch.Tensor:
+        """Logits (B, T, vocab_size) or, with targets (B, T), the loss in nats. Targets of -100 are
+        masked.
 
         reduction: "mean" over the labels, or "sum", for a mean over more than this batch.
         """
@@ -596,42 +714,59 @@ class GPT(nn.Module):
         x, _ = self.features(idx, only=only)
         targets = targets if only is None else targets[only][None]
         c = self.config
-        total = cross_entropy_sum(x, self.output_weight, targets, vocab_size=c.vocab_size, softcap=c.logit_softcap)
+        total = cross_entropy_sum(
+            x, self.output_weight, targets, vocab_size=c.vocab_size, softcap=c.logit_softcap
+        )
         labels = (targets != IGNORE).sum()
         if self.training:
-            total = total + labels * sum(getattr(module, "auxiliary_loss", 0.0) for module in self.blocks.modules())
+            total = total + labels * sum(
+                getattr(module, "auxiliary_loss", 0.0) for module in self.blocks.modules()
+            )
         return total if reduction == "sum" else total / labels.clamp(min=1)
 
-    def init_state(self, batch_size: int = 1, device=None, dtype=None, length: int | None = None) -> list[dict]:
-        """The state at the start of a text, a dict for each layer. length: the most tokens that will be read, and a
-        cache is no longer (None: it has block_size)."""
+    def init_state(
+        self, batch_size: int = 1, device=None, dtype=None, length: int | None = None
+    ) -> list[dict]:
+        """The state at the start of a text, a dict for each layer. length: the most tokens that
+        will be read, and a cache is no longer (None: it has block_size)."""
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
 
-    # ids drawn one by one, with the state kept: stream(idx, max_new_tokens, temperature=1.0, ...) yields them
+    # ids drawn one by one, with the state kept: stream(idx, max_new_tokens, temperature=1.0, ...)
+    # yields them
     stream, generate = sampling.stream, sampling.generate
 
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
     def state_bytes(self, batch_size: int = 1) -> int:
-        """Bytes of the state of batch_size sequences: the size of the tensors of init_state, in float32."""
-        state = self.init_state(batch_size, device="meta")  # no data: a cache can be larger than the memory
+        """Bytes of the state of batch_size sequences: the size of the tensors of init_state, in
+        float32."""
+        # no data: a cache can be larger than the memory
+        state = self.init_state(batch_size, device="meta")
         return sum(tensor.nbytes for layer in state for tensor in layer.values())
 
     def flops_per_token(self, T: int | None = None) -> float:
-        """FLOPs of a token, forward, at context T (None: block_size); a multiply-add counts 2. Training: 3 times it."""
-        tables = [self.wpe] + [self.wte] * (self.head is not None)  # a tied wte counts: it is also the output layer
+        """FLOPs of a token, forward, at context T (None: block_size); a multiply-add counts 2.
+        Training: 3 times it."""
+        # a tied wte counts: it is also the output layer
+        tables = [self.wpe] + [self.wte] * (self.head is not None)
         looked_up = sum(table.weight.numel() for table in tables if table is not None)
-        mixing = sum(block.mixer.flops_per_token(T or self.config.block_size) for block in self.blocks)
+        mixing = sum(
+            block.mixer.flops_per_token(T or self.config.block_size) for block in self.blocks
+        )
         idle = sum(block.mlp.n_idle for block in self.blocks if block.mlp is not None)
         return 2 * (self.n_params() - looked_up - idle) + mixing
 
     def parameter_groups(
-        self, weight_decay: float, gate_weight_decay: float | None = None, gate_lr_scale: float = 1.0
+        self,
+        weight_decay: float,
+        gate_weight_decay: float | None = None,
+        gate_lr_scale: float = 1.0,
     ) -> list[dict]:
-        """Groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which do not decay; then
-        the matrices and the vectors of the gates, if there are any. gate_weight_decay=None: as the other matrices."""
+        """Groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which
+        do not decay; then the matrices and the vectors of the gates, if there are any.
+        gate_weight_decay=None: as the other matrices."""
         gates = [module for module in self.modules() if isinstance(module, Gate)]
         of_gates = {p for gate in gates for p in gate.parameters()}
         groups = []

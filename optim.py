@@ -1,11 +1,13 @@
-"""Muon (Jordan et al. 2024), which `--optimizer=muon` gives to the matrices of the blocks; AdamW has all the rest.
+"""Muon (Jordan et al. 2024), which `--optimizer=muon` gives to the matrices of the blocks; AdamW
+has all the rest.
 
     parts = matrices_of(model)                                       # {weight: the rows of each matrix in it}
     Muon([{"params": named, "weight_decay": 0.1}], parts, lr=6e-4)
 
-A step goes along U V^T, where U S V^T is the singular value decomposition of the mean gradient of one matrix. A fused
-projection is several matrices, which a FusedLinear declares: its q, k, v, beta and decay each step alone. Heads are
-not taken apart. torch.optim.Muon takes a parameter for one matrix, and orthogonalises in bfloat16 on a CPU, too.
+A step goes along U V^T, where U S V^T is the singular value decomposition of the mean gradient of
+one matrix. A fused projection is several matrices, which a FusedLinear declares: its q, k, v, beta
+and decay each step alone. Heads are not taken apart. torch.optim.Muon takes a parameter for one
+matrix, and orthogonalises in bfloat16 on a CPU, too.
 """
 
 import torch
@@ -16,36 +18,47 @@ from gate import Gate
 from ops.fast import at_least_float32
 from runs.parallel import full_tensor, part_of
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's and torch's: steep at 0, so that small singular values grow fast
+# Jordan's and torch's: steep at 0, so that small singular values grow fast
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def keep_compiler_out() -> None:
-    """Spares a run that compiles nothing the import of torch's compiler, 1.3 s: torch's optimizers wrap some methods in
-    what imports it, to keep it out of them."""
+    """Spares a run that compiles nothing the import of torch's compiler, 1.3 s: torch's optimizers
+    wrap some methods in what imports it, to keep it out of them."""
     for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
         method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
         if method is not None:
-            method.__dynamo_disable = method  # what torch._compile._disable_dynamo looks for before it imports
+            # what torch._compile._disable_dynamo looks for before it imports
+            method.__dynamo_disable = method
 
 
 def matrices_of(model, with_gates: bool = True) -> dict[Tensor, list[int]]:
-    """{weight of a linear layer in a block: the rows of each matrix in it}. Moonlight gives Muon the same ones (Liu et
-    al. 2025): small ones such as beta's too, but no embedding, output layer, convolution or vector.
+    """{weight of a linear layer in a block: the rows of each matrix in it}. Moonlight gives Muon
+    the same ones (Liu et al. 2025): small ones such as beta's too, but no embedding, output layer,
+    convolution or vector.
 
-    with_gates=False leaves out the weights of gates, which some trainers keep in AdamW (modded-nanogpt, Marin).
+    with_gates=False leaves out the weights of gates, which some trainers keep in AdamW
+    (modded-nanogpt, Marin).
     """
     left_out = set()
     if not with_gates:
-        left_out = {child for gate in model.modules() if isinstance(gate, Gate) for child in gate.modules()}
-    linears = [module for module in model.blocks.modules() if isinstance(module, nn.Linear) and module not in left_out]
+        left_out = {
+            child for gate in model.modules() if isinstance(gate, Gate) for child in gate.modules()
+        }
+    linears = [
+        module
+        for module in model.blocks.modules()
+        if isinstance(module, nn.Linear) and module not in left_out
+    ]
     return {linear.weight: getattr(linear, "parts", [linear.out_features]) for linear in linears}
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """(n, m) -> about U V^T of its singular value decomposition, by five steps of a Newton-Schulz iteration.
+    """(n, m) -> about U V^T of its singular value decomposition, by five steps of a Newton-Schulz
+    iteration.
 
-    Singular values end between 0.7 and 1.2, and not at 1; lower where they were under 0.003 of the matrix's norm. In
-    bfloat16 on a GPU, elsewhere in at least float32.
+    Singular values end between 0.7 and 1.2, and not at 1; lower where they were under 0.003 of the
+    matrix's norm. In bfloat16 on a GPU, elsewhere in at least float32.
     """
     a, b, c = COEFFICIENTS
     x = matrix.bfloat16() if matrix.is_cuda else at_least_float32(matrix)
@@ -55,8 +68,11 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     if matrix.is_cuda or x.shape[1] < 2 * x.shape[0]:
         for _ in range(5):
             gram = x @ x.mT
-            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # (a + b gram + c gram^2) x
-    else:  # half of the time where m = 4 n; in bfloat16 the powers of a Gram matrix would lose small singular values
+            # (a + b gram + c gram^2) x
+            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    # half of the time where m = 4 n; in bfloat16 the powers of a Gram matrix would lose small
+    # singular values
+    else:
         eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
         gram, factor = x @ x.mT, eye
         for _ in range(5):
@@ -67,13 +83,17 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Each matrix W steps by W -= lr (0.2 sqrt(max(n, m)) orthogonalised(nesterov mean of gradients) + weight_decay W).
+    """Each matrix W steps by W -= lr (0.2 sqrt(max(n, m)) orthogonalised(nesterov mean of
+    gradients) + weight_decay W).
 
-    The factor makes the RMS of the step's entries about 0.2, which is AdamW's: a rate and a weight decay of AdamW's
-    serve Muon, too (Liu et al. 2025; "match_rms_adamw" of torch.optim.Muon). parts: see matrices_of.
+    The factor makes the RMS of the step's entries about 0.2, which is AdamW's: a rate and a weight
+    decay of AdamW's serve Muon, too (Liu et al. 2025; "match_rms_adamw" of torch.optim.Muon).
+    parts: see matrices_of.
     """
 
-    def __init__(self, groups: list[dict], parts: dict[Tensor, list[int]], lr: float, momentum: float = 0.95):
+    def __init__(
+        self, groups: list[dict], parts: dict[Tensor, list[int]], lr: float, momentum: float = 0.95
+    ):
         super().__init__(groups, dict(lr=lr, momentum=momentum, weight_decay=0.0))
         self.parts = parts
 
@@ -87,5 +107,7 @@ class Muon(torch.optim.Optimizer):
                 mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
                 # of a sharded weight every process makes the whole step, and takes its shard of it
                 matrices = full_tensor(p.grad.lerp(mean, momentum)).split(self.parts[p])
-                step = torch.cat([0.2 * max(matrix.shape) ** 0.5 * orthogonalised(matrix) for matrix in matrices])
+                step = torch.cat(
+                    [0.2 * max(matrix.shape) ** 0.5 * orthogonalised(matrix) for matrix in matrices]
+                )
                 p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * part_of(p, step))

@@ -4,8 +4,9 @@
     python sample.py --start=FILE:prompt.txt        a prompt from a file (nanoGPT's spelling)
     torchrun --standalone --nproc_per_node=8 -- sample.py --start=a    from a model that 8 GPUs share, a shard on each
 
-A new token costs one step: softmax layers keep their keys and values, other mixers their state. Control characters that
-the model draws are printed escaped, as \\x1b, so that a terminal does not obey them.
+A new token costs one step: softmax layers keep their keys and values, other mixers their state.
+Control characters that the model draws are printed escaped, as \\x1b, so that a terminal does not
+obey them.
 """
 
 from dataclasses import dataclass
@@ -22,13 +23,23 @@ def find_prompt(start: str) -> None:
 
 @dataclass
 class SampleConfig:
-    checkpoint: str = key("out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint)
-    start: str = key("\n", "the prompt; FILE:path reads it from a file", find=find_prompt, at_least=0)
+    checkpoint: str = key(
+        "out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint
+    )
+    start: str = key(
+        "\n", "the prompt; FILE:path reads it from a file", find=find_prompt, at_least=0
+    )
     num_samples: int = key(3, "number of samples", at_least=1)
-    max_new_tokens: int | None = key(None, "new tokens a sample (None: 500, or as many as it can add)", at_least=1)
-    temperature: float = key(0.8, "0: always the likeliest token; 1: the model's own distribution", at_least=0)
+    max_new_tokens: int | None = key(
+        None, "new tokens a sample (None: 500, or as many as it can add)", at_least=1
+    )
+    temperature: float = key(
+        0.8, "0: always the likeliest token; 1: the model's own distribution", at_least=0
+    )
     top_k: int | None = key(None, "draw from the k likeliest tokens only", at_least=1)
-    top_p: float | None = key(None, "draw from the fewest tokens that reach this probability", above=0, at_most=1)
+    top_p: float | None = key(
+        None, "draw from the fewest tokens that reach this probability", above=0, at_most=1
+    )
     seed: int = key(1337, "seed of the draws", at_least=0)
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
 
@@ -66,7 +77,10 @@ def run(config: SampleConfig, processes: Processes) -> None:
         check_same_weights(processes, config.checkpoint)
         parallel.shard(model, processes, processes.world_size, "float32")
     trained_on = checkpoint.get("data", {})
-    tokenizer, prompt = tokenizer_of_checkpoint(config.checkpoint, trained_on), read_prompt(config.start)
+    tokenizer, prompt = (
+        tokenizer_of_checkpoint(config.checkpoint, trained_on),
+        read_prompt(config.start),
+    )
     # what each row of its training began with, as <s>, stands before the prompt
     ids = [*trained_on.get("first_ids", []), *tokenizer.encode(prompt)]
     idx = torch.tensor([ids], dtype=torch.long, device=model.wte.weight.device)
@@ -75,7 +89,9 @@ def run(config: SampleConfig, processes: Processes) -> None:
     options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     torch.manual_seed(config.seed)
     with warnings.catch_warnings(), parallel.readable(model):
-        warnings.showwarning = lambda message, *_: processes.is_main and print(f"note: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_: (
+            processes.is_main and print(f"note: {message}", file=sys.stderr)
+        )
         for _ in range(config.num_samples):
             tokens = model.stream(idx, n_new, n_tokens=tokenizer.vocab_size, **options)
             sys.stdout.write(prompt)  # after stream has checked the request
@@ -88,7 +104,8 @@ def run(config: SampleConfig, processes: Processes) -> None:
 
 
 def read_prompt(start: str) -> str:
-    """The text of the prompt. Raises UserError if it cannot be read, is over 16 MB, or is not UTF-8."""
+    """The text of the prompt. Raises UserError if it cannot be read, is over 16 MB, or is not
+    UTF-8."""
     try:
         if start.startswith("FILE:"):
             return read_regular(start[len("FILE:") :], 1 << 24).decode()

@@ -1,13 +1,14 @@
 """
-Rows that are drawn anew for every step, so that a training run never reads one twice: the tasks of data/states and
-data/induction.
+Rows that are drawn anew for every step, so that a training run never reads one twice: the tasks of
+data/states and data/induction.
 
     tokens, labels = rows("parity", 32, "a key", 1000, 256)       # rows 1000, ..., 1255 of this key, each (256, 32)
 
-Row i of a key is a pure function of (task, length, key, i): however a run is dealt out, stopped and resumed, its rows
-are the same. Philox draws four numbers of 64 bits from (key, counter) alone. Where a row needs n counters, row i has
-i * n, ..., (i + 1) * n - 1, so that it is found without the rows before it. Ids of tokens and states begin at 1, and
-the label 0 means that nothing is predicted. No torch is imported here.
+Row i of a key is a pure function of (task, length, key, i): however a run is dealt out, stopped and
+resumed, its rows are the same. Philox draws four numbers of 64 bits from (key, counter) alone.
+Where a row needs n counters, row i has i * n, ..., (i + 1) * n - 1, so that it is found without the
+rows before it. Ids of tokens and states begin at 1, and the label 0 means that nothing is
+predicted. No torch is imported here.
 """
 
 import functools
@@ -28,7 +29,9 @@ def rows(task: str, length: int, key: str, first: int, n: int) -> tuple[np.ndarr
 def random_bits(task: str, length: int, key: str, first: int, n: int) -> np.ndarray:
     """(n, length): the 32 random bits of each token of these rows."""
     counters = -(-length // 4)
-    philox_key = int.from_bytes(hashlib.sha256(f"{task} {length} {key}".encode()).digest()[:16], "little")
+    philox_key = int.from_bytes(
+        hashlib.sha256(f"{task} {length} {key}".encode()).digest()[:16], "little"
+    )
     bits = np.random.Philox(key=philox_key, counter=first * counters).random_raw(4 * counters * n)
     return (bits >> np.uint64(32)).reshape(n, 4 * counters)[:, :length]
 
@@ -45,11 +48,13 @@ def parity(bits):
 
 
 def arithmetic(bits):
-    """Digits at even positions and operators between them; the state, at digits, is the value so far, modulo 5."""
+    """Digits at even positions and operators between them; the state, at digits, is the value so
+    far, modulo 5."""
     digits, operators = below(bits[:, ::2], 5), below(bits[:, 1::2], 3)
     tokens, labels = np.zeros((2, *bits.shape), np.int64)
     tokens[:, ::2], tokens[:, 1::2] = 1 + digits, 6 + operators
-    total, term = np.zeros_like(digits[:, 0]), digits[:, 0]  # of the terms that have ended, and of the last one
+    # of the terms that have ended, and of the last one
+    total, term = np.zeros_like(digits[:, 0]), digits[:, 0]
     for i, digit in enumerate(digits.T):
         if i > 0:
             operator = operators[:, i - 1]
@@ -60,8 +65,9 @@ def arithmetic(bits):
 
 
 def word_problem(size):
-    """The function that draws words of the symmetric group: ids are its elements, permutations in alphabetic order; the
-    state is the product so far, which applies the last element first, (g h)(i) = g(h(i))."""
+    """The function that draws words of the symmetric group: ids are its elements, permutations in
+    alphabetic order; the state is the product so far, which applies the last element first, (g
+    h)(i) = g(h(i))."""
     elements = np.array(list(itertools.permutations(range(size))))  # (N, size)
     spelled = size ** np.arange(size)[::-1]  # a permutation as a number, which grows with its id
     product = np.searchsorted(elements @ spelled, elements[:, elements] @ spelled)  # (N, N)
@@ -82,8 +88,8 @@ SHORTEST_STRING = 12  # tokens; the longest has 15 more
 
 @functools.cache
 def bigram_table() -> np.ndarray:
-    """(64, 64): the probabilities of the next id behind each id, the same for all rows. The entropy behind an id is
-    3.5 nats on average; log 64 is 4.2."""
+    """(64, 64): the probabilities of the next id behind each id, the same for all rows. The entropy
+    behind an id is 3.5 nats on average; log 64 is 4.2."""
     n = INDUCTION_IDS
     bits = np.random.Philox(key=0).random_raw(n * n) >> np.uint64(32)
     weights = (bits.reshape(n, n) / 2.0**32) ** 3
@@ -93,10 +99,11 @@ def bigram_table() -> np.ndarray:
 def sources_of(bits: np.ndarray) -> np.ndarray:
     """(n, T): for each position of a row the one that it repeats, or itself where its token is new.
 
-    A row is a sequence of strings. The first is new. Each later one is new in one case of four, and else repeats one of
-    the new strings before it, from its first token on; the last one is cut where the row ends. The low 12 bits of
-    position i decide about the i-th string: it is new if bits 0 and 1 are zero, bits 4 to 7 choose the string that it
-    repeats, and bits 8 to 11 are added to the shortest length.
+    A row is a sequence of strings. The first is new. Each later one is new in one case of four, and
+    else repeats one of the new strings before it, from its first token on; the last one is cut
+    where the row ends. The low 12 bits of position i decide about the i-th string: it is new if
+    bits 0 and 1 are zero, bits 4 to 7 choose the string that it repeats, and bits 8 to 11 are added
+    to the shortest length.
     """
     n, T = bits.shape
     sources = np.tile(np.arange(T), (n, 1))
@@ -119,9 +126,13 @@ def sources_of(bits: np.ndarray) -> np.ndarray:
 
 
 def induction(bits):
-    """Strings of a chain with a fixed table of pairs, and repeats of them. Labels are the next tokens, 0 at the end."""
-    flat = (np.minimum(np.cumsum(bigram_table(), axis=1), 1.0) + np.arange(INDUCTION_IDS)[:, None]).ravel()
-    chances = (bits >> np.uint64(12)) / 2.0**20  # the upper 20 of 32 bits; the lower 12 are those of sources_of
+    """Strings of a chain with a fixed table of pairs, and repeats of them. Labels are the next
+    tokens, 0 at the end."""
+    flat = (
+        np.minimum(np.cumsum(bigram_table(), axis=1), 1.0) + np.arange(INDUCTION_IDS)[:, None]
+    ).ravel()
+    # the upper 20 of 32 bits; the lower 12 are those of sources_of
+    chances = (bits >> np.uint64(12)) / 2.0**20
     sources, rows = sources_of(bits), np.arange(len(bits))
     tokens = np.zeros(bits.shape, np.int64)
     tokens[:, 0] = below(bits[:, 0], INDUCTION_IDS)

@@ -31,23 +31,30 @@ from runs.files import one_line, read_regular
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
-BPE_PIECES, BPE_PIECE = 25_000, 4_096  # a BPE is trained on the first pieces of texts, each at most so many characters
+# a BPE is trained on the first pieces of texts, each at most so many characters
+BPE_PIECES, BPE_PIECE = 25_000, 4_096
 INSTALL = "tokenizers is not installed: pip install tokenizers"
-CHOICES = "byte, gpt2, bpe:N (N ids, trained on the text for training), or a folder with a tokenizer.json"
+CHOICES = (
+    "byte, gpt2, bpe:N (N ids, trained on the text for training), or a folder with a tokenizer.json"
+)
 
 
 def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
-    """The tokenizer that a model was trained with. data: what its checkpoint keeps of the data set."""
+    """The tokenizer that a model was trained with. data: what its checkpoint keeps of the data
+    set."""
     if "alphabet" in data:
         return AlphabetTokenizer(data["alphabet"])
     folder, name = path if os.path.isdir(path) else os.path.dirname(path), data.get("tokenizer", "")
     if name not in TOKENIZERS and not name.startswith(f"{TOKENIZER_FILE} "):
-        raise UserError(f"{path}: names no tokenizer of text ({name or 'none'}); an import needs its tokenizer.json")
+        raise UserError(
+            f"{path}: names no tokenizer of text ({name or 'none'}); an import needs its tokenizer.json"
+        )
     return get_tokenizer(name, [folder, data.get("path") or "."])
 
 
 def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
-    """The tokenizer of that name, whose tokenizer.json may lie in `folders`. Raises UserError if it cannot be had."""
+    """The tokenizer of that name, whose tokenizer.json may lie in `folders`. Raises UserError if it
+    cannot be had."""
     if name in TOKENIZERS:
         return TOKENIZERS[name]()
     if not name.startswith(f"{TOKENIZER_FILE} "):
@@ -56,11 +63,14 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
         if os.path.isfile(file) and (tokenizer := FileTokenizer(file)).name == name:
             return tokenizer
     where = ", ".join(str(folder) or "." for folder in folders)
-    raise UserError(f"{name!r}: the {TOKENIZER_FILE} with this sha256 is not in {where}; copy it there")
+    raise UserError(
+        f"{name!r}: the {TOKENIZER_FILE} with this sha256 is not in {where}; copy it there"
+    )
 
 
 def choose_tokenizer(choice: str, texts: Iterable[str]) -> Any:
-    """The tokenizer that a prepare script's key names, one of CHOICES; bpe:N is trained on the first of `texts`."""
+    """The tokenizer that a prepare script's key names, one of CHOICES; bpe:N is trained on the
+    first of `texts`."""
     if choice.startswith("bpe:"):
         return train_bpe(choice, texts)
     is_folder = choice not in TOKENIZERS and os.path.isdir(choice)
@@ -68,14 +78,16 @@ def choose_tokenizer(choice: str, texts: Iterable[str]) -> Any:
 
 
 def tokenizer_of(dataset) -> Any:
-    """The tokenizer of an open data set (shards.Dataset). Raises UserError as get_tokenizer does."""
+    """The tokenizer of an open data set (shards.Dataset). Raises UserError as get_tokenizer
+    does."""
     if dataset.alphabet is not None:
         return AlphabetTokenizer(dataset.alphabet)
     return get_tokenizer(dataset.tokenizer, [dataset.folder])
 
 
 class AlphabetTokenizer:
-    """Characters as the ids 1, 2, ...; 0 is <s>, which may begin a row and is decoded as nothing."""
+    """Characters as the ids 1, 2, ...; 0 is <s>, which may begin a row and is decoded as
+    nothing."""
 
     def __init__(self, alphabet: str):
         self.alphabet, self.vocab_size = alphabet, len(alphabet) + 1
@@ -84,7 +96,9 @@ class AlphabetTokenizer:
     def encode(self, text: str) -> list[int]:
         """Raises UserError for a character that is not in the alphabet."""
         if unknown := next((character for character in text if character not in self._ids), None):
-            raise UserError(f"{unknown!r} is not among the {len(self.alphabet)} characters of the data")
+            raise UserError(
+                f"{unknown!r} is not among the {len(self.alphabet)} characters of the data"
+            )
         return [self._ids[character] for character in text]
 
     def decode_bytes(self, ids: list[int]) -> bytes:
@@ -118,7 +132,8 @@ class GPT2Tokenizer:
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Raises UserError for a text on which tiktoken fails, as one of a million spaces in a row."""
+        """Raises UserError for a text on which tiktoken fails, as one of a million spaces in a
+        row."""
         with one_line(f"tokenizer gpt2: fails on a text of {len(text):,} characters"):
             return self.encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
 
@@ -132,13 +147,19 @@ def name_of_file(content: bytes) -> str:
 
 
 def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
-    """A byte-level BPE, with GPT-2's borders of words; of fewer ids than asked for where the text has no more pairs."""
+    """A byte-level BPE, with GPT-2's borders of words; of fewer ids than asked for where the text
+    has no more pairs."""
     n = choice.removeprefix("bpe:")
     if not (n.isdecimal() and 257 <= int(n) <= 1 << 20):
-        raise UserError(f"tokenizer {choice!r}: write the number of ids, at least 257, as in bpe:4096")
+        raise UserError(
+            f"tokenizer {choice!r}: write the number of ids, at least 257, as in bpe:4096"
+        )
     with one_line(f"{choice}: {INSTALL}"):
         import tokenizers
-    made, letters = tokenizers.Tokenizer(tokenizers.models.BPE()), tokenizers.pre_tokenizers.ByteLevel(False)
+    made, letters = (
+        tokenizers.Tokenizer(tokenizers.models.BPE()),
+        tokenizers.pre_tokenizers.ByteLevel(False),
+    )
     made.pre_tokenizer, made.decoder = letters, tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False
@@ -149,7 +170,8 @@ def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
 
 
 class FileTokenizer:
-    """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces with byte fallback."""
+    """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces
+    with byte fallback."""
 
     def __init__(self, file: Path | str, content: bytes | None = None):
         with one_line(f"{file}: {INSTALL}"):
@@ -159,17 +181,23 @@ class FileTokenizer:
         with one_line(f"{file}: damaged, or no tokenizer"):
             about = json.loads(self.content)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(self.content)
-            decoder, self._added = about.get("decoder") or {}, {entry["id"] for entry in about["added_tokens"]}
+            decoder, self._added = (
+                about.get("decoder") or {},
+                {entry["id"] for entry in about["added_tokens"]},
+            )
             kinds = {part["type"] for part in (decoder, *decoder.get("decoders", ())) if part}
         if not kinds & {"ByteLevel", "ByteFallback"}:
-            raise UserError(f"{file}: its tokens are neither bytes nor pieces with byte fallback: only those are read")
+            raise UserError(
+                f"{file}: its tokens are neither bytes nor pieces with byte fallback: only those are read"
+            )
         self._byte_of = BYTE_OF if "ByteLevel" in kinds else None
         self._tokenizer.encode_special_tokens = True  # special tokens in a text are plain text
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
 
-    def __reduce__(self):  # to another process: the library's own copy would forget encode_special_tokens
+    # to another process: the library's own copy would forget encode_special_tokens
+    def __reduce__(self):
         return FileTokenizer, (self.file, self.content)
 
     def encode(self, text: str) -> list[int]:
@@ -178,10 +206,12 @@ class FileTokenizer:
 
     def _encode(self, text, with_special):
         with one_line(f"{self.file}: fails on a text of {len(text):,} characters"):
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=with_special)[0].ids  # fast: no offsets
+            # fast: no offsets
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=with_special)[0].ids
 
     def first_ids(self) -> list[int]:
-        """The ids that its post-processor puts before a text, as Llama's <|begin_of_text|>: not those behind it."""
+        """The ids that its post-processor puts before a text, as Llama's <|begin_of_text|>: not
+        those behind it."""
         text = "a"
         plain = self._encode(text, with_special=False)
         whole = self._encode(text, with_special=True)
@@ -206,8 +236,12 @@ class FileTokenizer:
         return text.replace("\u2581", " ").encode()
 
 
-# {character: byte} as byte-level BPE spells bytes: printable ones as themselves, the others from U+0100 on
+# {character: byte} as byte-level BPE spells bytes: printable ones as themselves, the others from
+# U+0100 on
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTE_OF = {chr(byte): byte for byte in PRINTABLE}
-BYTE_OF |= {chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)}
+BYTE_OF |= {
+    chr(256 + i): byte
+    for i, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)
+}
 TOKENIZERS: dict[str, type] = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}

@@ -1,8 +1,9 @@
-"""The files of an export that say how text becomes tokens: copies, and those without which transformers takes another
-tokenizer than the model was trained with.
+"""The files of an export that say how text becomes tokens: copies, and those without which
+transformers takes another tokenizer than the model was trained with.
 
-AutoTokenizer chooses a class by the model_type where a folder has no tokenizer_config.json. That class brings a way of
-splitting words and special tokens of its own, whose ids may lie past the embedding.
+AutoTokenizer chooses a class by the model_type where a folder has no tokenizer_config.json. That
+class brings a way of splitting words and special tokens of its own, whose ids may lie past the
+embedding.
 """
 
 import itertools
@@ -12,15 +13,29 @@ import os
 from pathlib import Path
 
 from configurator import UserError
-from data.tokenizer import BYTE_OF, MOST_TOKENIZER, TOKENIZER_FILE, ByteTokenizer, GPT2Tokenizer, name_of_file
+from data.tokenizer import (
+    BYTE_OF,
+    MOST_TOKENIZER,
+    TOKENIZER_FILE,
+    ByteTokenizer,
+    GPT2Tokenizer,
+    name_of_file,
+)
 from runs.files import read_regular
 
 CONFIG_FILE = "tokenizer_config.json"
 TOKENIZER_FILES = (
-    TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "chat_template.jinja", "generation_config.json",
-)  # fmt: skip
-# tokenizer_config.json with the class that reads tokenizer.json alone; special tokens in a text are plain text, as here
+    TOKENIZER_FILE,
+    CONFIG_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+# tokenizer_config.json with the class that reads tokenizer.json alone; special tokens in a text are
+# plain text, as here
 AS_IT_IS = json.dumps(
     {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -33,23 +48,28 @@ CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 
 def copied_files(file: Path, data: dict) -> dict[str, bytes]:
-    """{name: content} of the files of a model's tokenizer. file: one of the model's, beside which they lie; data: what
-    a checkpoint keeps of its data set, whose folder has a trained run's tokenizer.json. Raises UserError."""
+    """{name: content} of the files of a model's tokenizer. file: one of the model's, beside which
+    they lie; data: what a checkpoint keeps of its data set, whose folder has a trained run's
+    tokenizer.json. Raises UserError."""
     there = [name for name in TOKENIZER_FILES if os.path.exists(file.parent / name)]
     contents = {name: read_regular(file.parent / name, MOST_TOKENIZER) for name in there}
     of_data = Path(data.get("path") or ".") / TOKENIZER_FILE
     if TOKENIZER_FILE not in contents and os.path.isfile(of_data):
         content = read_regular(of_data, MOST_TOKENIZER)
-        contents |= {TOKENIZER_FILE: content} if name_of_file(content) == data.get("tokenizer") else {}
+        contents |= (
+            {TOKENIZER_FILE: content} if name_of_file(content) == data.get("tokenizer") else {}
+        )
     return contents
 
 
 def files_for_transformers(file: Path, data: dict) -> dict[str, bytes]:
-    """copied_files, and what AutoTokenizer needs beside them. None at all, if the data's ids stand for no text, or if
-    GPT-2's tokenizer cannot be had here."""
+    """copied_files, and what AutoTokenizer needs beside them. None at all, if the data's ids stand
+    for no text, or if GPT-2's tokenizer cannot be had here."""
     contents = copied_files(file, data)
     if TOKENIZER_FILE not in contents and data.get("tokenizer") == "byte":
-        content = file_of_bpe({bytes([i]): i for i in range(ByteTokenizer.vocab_size)}, {}, splits_words=False)
+        content = file_of_bpe(
+            {bytes([i]): i for i in range(ByteTokenizer.vocab_size)}, {}, splits_words=False
+        )
         contents[TOKENIZER_FILE] = content
     if TOKENIZER_FILE not in contents and data.get("tokenizer") == "gpt2":
         try:
@@ -66,15 +86,21 @@ def files_for_transformers(file: Path, data: dict) -> dict[str, bytes]:
 def file_of_bpe(ids: dict[bytes, int], special: dict[str, int], splits_words: bool) -> bytes:
     """The tokenizer.json of a byte-level BPE.
 
-    ids: of each token; the lower it is, the earlier the token's two parts are merged. special: of the special tokens.
-    splits_words: whether nothing is merged across the borders of words, as GPT-2 finds them.
+    ids: of each token; the lower it is, the earlier the token's two parts are merged. special: of
+    the special tokens. splits_words: whether nothing is merged across the borders of words, as
+    GPT-2 finds them.
     """
     spelled = {token: "".join(CHARACTER_OF[byte] for byte in token) for token in ids}
     merges = []
     for token in sorted(ids, key=ids.__getitem__):
         if len(token) > 1:
             merges.append([spelled[part] for part in parts_of_token(token, ids)])
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": splits_words}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": splits_words,
+    }
     added = dict(special=True, single_word=False, lstrip=False, rstrip=False, normalized=False)
     content = {
         "version": "1.0",
@@ -102,7 +128,8 @@ def file_of_bpe(ids: dict[bytes, int], special: dict[str, int], splits_words: bo
 
 
 def parts_of_token(token: bytes, ids: dict[bytes, int]) -> list[bytes]:
-    """The two tokens that BPE merges last into this one: of all neighbours it merges those of the lowest id first."""
+    """The two tokens that BPE merges last into this one: of all neighbours it merges those of the
+    lowest id first."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
         merged = [ids.get(a + b, math.inf) for a, b in itertools.pairwise(parts)]

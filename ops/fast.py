@@ -1,5 +1,5 @@
-"""What is faster on a CPU than autograd: functions whose backward is written by hand. Each names its definition, so
-that recurrence.py and layers.py can be read without this file."""
+"""What is faster on a CPU than autograd: functions whose backward is written by hand. Each names
+its definition, so that recurrence.py and layers.py can be read without this file."""
 
 from types import SimpleNamespace
 
@@ -14,9 +14,11 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 
 
 class Function(torch.autograd.Function):
-    """Makes a subclass's forward and backward static, and lets the backward run without autocast, which would round.
+    """Makes a subclass's forward and backward static, and lets the backward run without autocast,
+    which would round.
 
-    It treats saved intermediates as constants, so it raises under create_graph=True: a Hessian would be silently wrong.
+    It treats saved intermediates as constants, so it raises under create_graph=True: a Hessian
+    would be silently wrong.
     """
 
     def __init_subclass__(cls) -> None:
@@ -24,8 +26,11 @@ class Function(torch.autograd.Function):
         backward = cls.backward
 
         def first_derivative(ctx, *gradients):
-            if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # else torch refuses it itself
-                raise RuntimeError("create_graph=True: there are no second derivatives; take differences of gradients")
+            # else torch refuses it itself
+            if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                raise RuntimeError(
+                    "create_graph=True: there are no second derivatives; take differences of gradients"
+                )
             with torch.autocast(gradients[0].device.type, enabled=False):
                 return backward(ctx, *gradients)
 
@@ -34,8 +39,11 @@ class Function(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *inputs):
-        """Without gradients the forward alone: autograd's bookkeeping takes half the time of a small call."""
-        return super().apply(*inputs) if torch.is_grad_enabled() else cls.forward(NO_CONTEXT, *inputs)
+        """Without gradients the forward alone: autograd's bookkeeping takes half the time of a
+        small call."""
+        return (
+            super().apply(*inputs) if torch.is_grad_enabled() else cls.forward(NO_CONTEXT, *inputs)
+        )
 
 
 class Product(Function):
@@ -51,7 +59,8 @@ class Product(Function):
 
 
 class PlainWeights(Function):
-    """(q @ k.mT).tril(), q, k: recurrence.weights without a decay. The gradients of q and k add up inside a product."""
+    """(q @ k.mT).tril(), q, k: recurrence.weights without a decay. The gradients of q and k add up
+    inside a product."""
 
     def forward(ctx, q, k):
         ctx.save_for_backward(q, k)
@@ -81,7 +90,11 @@ class HeadWeights(Function):
         d_exponent = d_inside * inside  # of c_i - c_j
         dq, dk = dq * from_start, dk * to_end
         d_end = (dk * k).sum(-1, keepdim=True)  # of c_C - c
-        dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None].add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
+        dc = (
+            (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None]
+            .add_((dq * q).sum(-1, keepdim=True))
+            .sub_(d_end)
+        )
         dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
         dq, dk = dq.sum_to_size(q.shape), dk.sum_to_size(k.shape)
         return _add_product(dq, d_product, k), _add_product(dk, d_product.mT, q), dc
@@ -95,10 +108,11 @@ def _add_product(y, w, x):
 class ChannelWeights(Function):
     """recurrence.weights with a decay per channel. q, k, log_decay (M, C, Dk).
 
-    Matrix products of factors of at most 1, so that nothing overflows. It begins with blocks of one token, whose weight
-    is q k. Two neighbouring blocks of s tokens make one of 2s, whose lower left quarter is the product of the right
-    block's q, decayed from that block's start, and the left block's k, decayed to that block's end. Then the right
-    block's q is decayed by the whole left block, and the left block's k by the whole right one.
+    Matrix products of factors of at most 1, so that nothing overflows. It begins with blocks of one
+    token, whose weight is q k. Two neighbouring blocks of s tokens make one of 2s, whose lower left
+    quarter is the product of the right block's q, decayed from that block's start, and the left
+    block's k, decayed to that block's end. Then the right block's q is decayed by the whole left
+    block, and the left block's k by the whole right one.
     """
 
     def forward(ctx, q, k, log_decay):
@@ -111,26 +125,39 @@ class ChannelWeights(Function):
 
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, a, decay = ctx.saved_tensors
-        # the doubling of the forward, with the decays alone: the gradient of a block's q is decayed as its q was
-        from_start, to_end, sum_q, sum_k = a.clone(), torch.ones_like(k), torch.zeros_like(q), torch.zeros_like(k)
+        # the doubling of the forward, with the decays alone: the gradient of a block's q is decayed
+        # as its q was
+        from_start, to_end, sum_q, sum_k = (
+            a.clone(),
+            torch.ones_like(k),
+            torch.zeros_like(q),
+            torch.zeros_like(k),
+        )
         for s, right_decay, left_decay in _doubled(from_start, to_end, a):
-            (_, right), (left, _), (_, d_right), (d_left, _) = (_halves(x, s) for x in (q, k, sum_q, sum_k))
+            (_, right), (left, _), (_, d_right), (d_left, _) = (
+                _halves(x, s) for x in (q, k, sum_q, sum_k)
+            )
             d = _lower_left(d_inside, s).reshape(-1, s, s)
             d_right.addcmul_(right_decay, _small_product(d, left * left_decay))
             d_left.addcmul_(left_decay, _small_product(d.mT, right * right_decay))
         dk = to_end.mul_(dk)
         d_end = decay * d_decay + (k * dk).sum(1, keepdim=True)
         dq, dk = sum_q.addcmul_(from_start, dq), sum_k.add_(dk)
-        # c_i scales q_i by exp(c_i) and k_i by exp(-c_i); a log-decay is in the c of its token and of all later ones
+        # c_i scales q_i by exp(c_i) and k_i by exp(-c_i); a log-decay is in the c of its token and
+        # of all later ones
         ones = torch.ones(a.shape[1], a.shape[1], dtype=a.dtype, device=a.device).triu()
-        d_log_decay = torch.baddbmm(d_end, ones.expand(len(a), -1, -1), (q * dq).addcmul_(k, dk, value=-1))
-        diagonal = d_inside.diagonal(dim1=1, dim2=2)[..., None]  # no decay acts on it: it is not in d_log_decay
+        d_log_decay = torch.baddbmm(
+            d_end, ones.expand(len(a), -1, -1), (q * dq).addcmul_(k, dk, value=-1)
+        )
+        # no decay acts on it: it is not in d_log_decay
+        diagonal = d_inside.diagonal(dim1=1, dim2=2)[..., None]
         return dq.addcmul_(diagonal, k), dk.addcmul_(diagonal, q), d_log_decay
 
 
 def _doubled(q, k, decay):
-    """Yields, for s = 1, 2, ..., C/2: s, q of the right and k of the left blocks, views that it then decays in place,
-    the right block's q to the start of the pair and the left block's k to its end."""
+    """Yields, for s = 1, 2, ..., C/2: s, q of the right and k of the left blocks, views that it
+    then decays in place, the right block's q to the start of the pair and the left block's k to its
+    end."""
     s, C = 1, q.shape[1]
     while s < C:
         left_decay, right_decay = _halves(decay, 1)
@@ -153,12 +180,14 @@ def _blocks(x, s):
 
 
 def _lower_left(x, s):
-    """The lower left quarters of the blocks of 2s on the diagonal, as a view: (M, C, C) -> (M, C / 2s, s, s)."""
+    """The lower left quarters of the blocks of 2s on the diagonal, as a view: (M, C, C) -> (M, C /
+    2s, s, s)."""
     return _blocks(x, 2 * s)[:, :, s:, :s]
 
 
 def _small_product(w, x):
-    """w @ x. A small w is taken column by column: a batched product of tiny matrices is slow on a CPU."""
+    """w @ x. A small w is taken column by column: a batched product of tiny matrices is slow on a
+    CPU."""
     if w.shape[-1] > 2 and x[0].numel() > 64:
         return w @ x
     y = w[:, :, :1] * x[:, :1]
@@ -168,16 +197,22 @@ def _small_product(w, x):
 
 
 def _flush(decay):
-    """Replaces decays too small to be seen by zero: products of them would be denormal numbers, which are slow."""
+    """Replaces decays too small to be seen by zero: products of them would be denormal numbers,
+    which are slow."""
     return F.threshold(decay, torch.finfo(decay.dtype).eps ** 2, 0.0)
 
 
 class Inverse(Function):
-    """(I + L)^-1 of a strictly lower triangular L (..., C, C): the slow torch.linalg.solve_triangular(I + L, I)."""
+    """(I + L)^-1 of a strictly lower triangular L (..., C, C): the slow
+    torch.linalg.solve_triangular(I + L, I)."""
 
     def forward(ctx, L):
-        # inverted blocks of s give inverted blocks of 2s; a series of powers of L needs fewer products, but cancels
-        inverse, s = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L).contiguous(), 1
+        # inverted blocks of s give inverted blocks of 2s; a series of powers of L needs fewer
+        # products, but cancels
+        inverse, s = (
+            torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L).contiguous(),
+            1,
+        )
         flat, L = inverse.view(-1, *L.shape[-2:]), L.reshape(-1, *L.shape[-2:])
         while s < L.shape[-1]:
             left, right = _blocks(flat, s).unflatten(1, (-1, 2)).unbind(2)  # (M, C / 2s, s, s)
@@ -192,19 +227,23 @@ class Inverse(Function):
 
 
 class Chunks(Function):
-    """The loop over N chunks, given the weights inside them. q is decayed from the chunk's start and k to its end:
+    """The loop over N chunks, given the weights inside them. q is decayed from the chunk's start
+    and k to its end:
 
         v := v - w S (only for the delta rule);   o = inside v + q S;   S := a S + k^T v
 
-    inside (B*H*N, C, C), q, k, w (B*H*N, C, Dk), v (B*H*N, C, Dv), decay a (B*H*N, 1 or Dk, 1), S (B, H, Dk, Dv).
-    The gradient G of S follows the same recurrence backwards, G := a G + q^T do - w^T dv.
+    inside (B*H*N, C, C), q, k, w (B*H*N, C, Dk), v (B*H*N, C, Dv), decay a (B*H*N, 1 or Dk, 1), S
+    (B, H, Dk, Dv). The gradient G of S follows the same recurrence backwards, G := a G + q^T do -
+    w^T dv.
     """
 
     def forward(ctx, inside, q, k, v, w, decay, S):
         shape, S = S.shape, S.flatten(0, 1)
         states, values = [], []
         # a chunk costs a few small operations: waking a second thread would cost more than it saves
-        for new, k_n, v_n, w_n, a in _by_chunk(len(S), k.mT @ v if w is None else None, k.mT, v, w, decay):
+        for new, k_n, v_n, w_n, a in _by_chunk(
+            len(S), k.mT @ v if w is None else None, k.mT, v, w, decay
+        ):
             states.append(S)
             if w is not None:
                 values.append(torch.baddbmm(v_n, w_n, S, alpha=-1))
@@ -212,13 +251,16 @@ class Chunks(Function):
             S = new.add_(S) if a is None else new.addcmul_(a, S)
         states, v = _joined(states), v if w is None else _joined(values)
         ctx.save_for_backward(inside, q, k, v, w, decay, states)
-        return (inside @ v).baddbmm_(q, states), S.clone().view(shape)  # a view would keep all states alive
+        # a view would keep all states alive
+        return (inside @ v).baddbmm_(q, states), S.clone().view(shape)
 
     def backward(ctx, do, G):
         inside, q, k, v, w, decay, states = ctx.saved_tensors
         shape, G = G.shape, G.flatten(0, 1)
         dv, d_states, d_values = inside.mT @ do, [], []  # d_states: G after each chunk
-        for new, dv_n, k_n, w_n, a in reversed(_by_chunk(len(G), q.mT @ do, dv, k, None if w is None else w.mT, decay)):
+        for new, dv_n, k_n, w_n, a in reversed(
+            _by_chunk(len(G), q.mT @ do, dv, k, None if w is None else w.mT, decay)
+        ):
             d_states.append(G)
             if w is not None:
                 d_values.append(torch.baddbmm(dv_n, k_n, G))
@@ -227,7 +269,11 @@ class Chunks(Function):
         d_states = _joined(d_states[::-1])
         dv = dv.baddbmm_(k, d_states) if w is None else _joined(d_values[::-1])
         dw = None if w is None else (dv @ states.mT).neg_()
-        d_decay = None if decay is None else (d_states * states).sum(-1, keepdim=True).sum_to_size(decay.shape)
+        d_decay = (
+            None
+            if decay is None
+            else (d_states * states).sum(-1, keepdim=True).sum_to_size(decay.shape)
+        )
         return do @ v.mT, do @ states.mT, v @ d_states.mT, dv, dw, d_decay, G.view(shape)
 
 
@@ -247,7 +293,13 @@ class Norm(Function):
     """layers.RMSNorm: x / sqrt(mean(x^2) + eps) * weight, over the last axis."""
 
     def forward(ctx, x, weight, eps):
-        r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        r = (
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            .square_()
+            .div_(x.shape[-1])
+            .add_(eps)
+            .rsqrt_()
+        )
         normed = x * r
         ctx.save_for_backward(normed, weight, r)
         return normed * weight
@@ -255,7 +307,8 @@ class Norm(Function):
     def backward(ctx, dy):
         normed, weight, r = ctx.saved_tensors
         d_weight = dy * normed  # for each token; the sum over tokens is taken below
-        along = (d_weight @ weight)[..., None].div_(-normed.shape[-1])  # the part along x, which the norm cancels
+        # the part along x, which the norm cancels
+        along = (d_weight @ weight)[..., None].div_(-normed.shape[-1])
         dx = (dy * weight).addcmul_(normed, along).mul_(r)
         return dx, d_weight.flatten(0, -2).sum(0), None
 
@@ -276,12 +329,14 @@ class L2Norm(Function):
 
 
 class Convolution(Function):
-    """layers.ShortConv: sum_i weight_i x_{t+i} + bias of x (B, W - 1 + T, C), weight (W, C), bias (C,) or None."""
+    """layers.ShortConv: sum_i weight_i x_{t+i} + bias of x (B, W - 1 + T, C), weight (W, C), bias
+    (C,) or None."""
 
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
         T, fine = x.shape[1] - len(weight) + 1, x.to(torch.promote_types(x.dtype, weight.dtype))
-        y = fine[:, :T] * weight[0]  # W shifted products give the same bits whatever T is; conv1d does not
+        # W shifted products give the same bits whatever T is; conv1d does not
+        y = fine[:, :T] * weight[0]
         for i in range(1, len(weight)):
             y.addcmul_(fine[:, i : i + T], weight[i])
         return (y if bias is None else y.add_(bias)).to(x.dtype)
@@ -294,11 +349,16 @@ class Convolution(Function):
         for i in range(len(weight)):
             dx[:, i : i + T].addcmul_(dy, weight[i])
             dw[i] = (dy * fine[:, i : i + T]).sum((0, 1))
-        return dx.to(x.dtype), dw, dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None
+        return (
+            dx.to(x.dtype),
+            dw,
+            dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None,
+        )
 
 
 class Rotation(Function):
-    """layers.rotate: pairs of channels (i, i + D/2) turn by angles whose cos and sin are (T, 1, D/2)."""
+    """layers.rotate: pairs of channels (i, i + D/2) turn by angles whose cos and sin are (T, 1,
+    D/2)."""
 
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
@@ -314,7 +374,8 @@ class Rotation(Function):
 
 
 class CosSinFeatures(Function):
-    """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H, 2D)."""
+    """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H,
+    2D)."""
 
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
@@ -330,15 +391,19 @@ ATTENTION_KEYS = 256  # keys of a block in the backward of softmax attention
 
 
 class CausalAttention(Function):
-    """layers.attention of q, k, v (B, H, T, D): torch's kernel for CPUs, with a backward in blocks of keys.
+    """layers.attention of q, k, v (B, H, T, D): torch's kernel for CPUs, with a backward in blocks
+    of keys.
 
-    The kernel's own took twice as long in bfloat16 at 256 tokens (results/bench/README.md); in float32 it is as fast.
-    Each block takes the weights anew from the scores, so that no more is saved than by the kernel.
+    The kernel's own took twice as long in bfloat16 at 256 tokens (results/bench/README.md); in
+    float32 it is as fast. Each block takes the weights anew from the scores, so that no more is
+    saved than by the kernel.
     """
 
     def forward(ctx, q, k, v, scale=None):
         # log_sums (B, H, T): logarithm of the sum of a query's exponentials
-        o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True, scale=scale)
+        o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, is_causal=True, scale=scale
+        )
         ctx.scale = scale or q.shape[-1] ** -0.5
         ctx.save_for_backward(q, k, v, o, log_sums)
         return o
@@ -346,13 +411,15 @@ class CausalAttention(Function):
     def backward(ctx, do):
         q, k, v, o, log_sums = ctx.saved_tensors
         shape, T, scale = q.shape, q.shape[2], ctx.scale
-        along = (do * o).sum(-1, keepdim=True, dtype=log_sums.dtype)  # the part that the softmax cancels
+        # the part that the softmax cancels
+        along = (do * o).sum(-1, keepdim=True, dtype=log_sums.dtype)
         # with two more columns, a product subtracts a number per query before it is rounded
         q, do = _with_columns(q, log_sums[..., None] / scale), _with_columns(do, along)
         k, v = (F.pad(x, (0, 2), value=-1.0).flatten(0, 1) for x in (k, v))  # (B H, T, D + 2)
         dk, dv, no_input = torch.empty_like(k), torch.empty_like(v), k.new_zeros(())
         for start in range(0, T, ATTENTION_KEYS):
-            keys, queries = slice(start, start + ATTENTION_KEYS), slice(start, T)  # no earlier query sees these keys
+            # no earlier query sees these keys
+            keys, queries = slice(start, start + ATTENTION_KEYS), slice(start, T)
             scores = torch.baddbmm(no_input, q[:, queries], k[:, keys].mT, beta=0, alpha=scale)
             weights = scores.exp_().tril_()
             d_scores = torch.bmm(do[:, queries], v[:, keys].mT).mul_(weights)
@@ -362,10 +429,13 @@ class CausalAttention(Function):
                 dq[:, queries] += d_scores @ k[:, keys]
             dk[:, keys] = d_scores.mT @ q[:, queries]
             dv[:, keys] = weights.mT @ do[:, queries]
-        return *(x[..., :-2].to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv)), None
+        return *(
+            x[..., :-2].to(q.dtype).view(shape) for x in (dq.mul_(scale), dk.mul_(scale), dv)
+        ), None
 
 
 def _with_columns(x, number):
-    """x (B, H, T, D) and (B, H, T, 1), whose digits take two columns of x's dtype -> (B H, T, D + 2)."""
+    """x (B, H, T, D) and (B, H, T, 1), whose digits take two columns of x's dtype -> (B H, T, D +
+    2)."""
     high = number.to(x.dtype)
     return torch.cat([x, high, (number - high).to(x.dtype)], -1).flatten(0, 1)

@@ -1,4 +1,5 @@
-"""The recurrence in the Triton kernels of flash-linear-attention: training and prefill on a GPU that has it."""
+"""The recurrence in the Triton kernels of flash-linear-attention: training and prefill on a GPU
+that has it."""
 
 import functools
 import importlib.metadata
@@ -26,16 +27,27 @@ def has_fla() -> bool:
 
 
 def check_kernels(kernels: str, is_used: bool) -> None:
-    """Raises UserError for kernels="fla" without them; warns of a GPU without them, if there is a recurrence to run."""
+    """Raises UserError for kernels="fla" without them; warns of a GPU without them, if there is a
+    recurrence to run."""
     if kernels == "fla" and not has_fla():
         raise UserError(f"kernels='fla': needs a GPU and {WANTED}; kernels=auto works without it")
     if kernels == "auto" and is_used and torch.cuda.is_available() and not has_fla():
-        warnings.warn(f"kernels=auto: on the GPU the recurrence runs in plain PyTorch; install {WANTED}", stacklevel=5)
+        warnings.warn(
+            f"kernels=auto: on the GPU the recurrence runs in plain PyTorch; install {WANTED}",
+            stacklevel=5,
+        )
 
 
-def fla_computes(q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None, erase: torch.Tensor | None) -> bool:
-    """Whether fla's kernels take these tensors: not float64, wide keys with the delta rule, or a key that erases."""
-    return v.dtype != torch.float64 and erase is None and (beta is None or q.shape[-1] <= FLA_DELTA_KEYS)
+def fla_computes(
+    q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None, erase: torch.Tensor | None
+) -> bool:
+    """Whether fla's kernels take these tensors: not float64, wide keys with the delta rule, or a
+    key that erases."""
+    return (
+        v.dtype != torch.float64
+        and erase is None
+        and (beta is None or q.shape[-1] <= FLA_DELTA_KEYS)
+    )
 
 
 def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
@@ -46,7 +58,8 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     from fla.ops.simple_gla import chunk_simple_gla
 
     heads, key_width, value_width = max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3]
-    # fla refuses odd widths in half precision, which cosFormer's denominator makes: zeros up to a multiple of 8
+    # fla refuses odd widths in half precision, which cosFormer's denominator makes: zeros up to a
+    # multiple of 8
     pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
     q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
     v = F.pad(v, pad_values)
@@ -66,8 +79,11 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     return o[..., :value_width], S[..., :key_width, :value_width]
 
 
-def norm_and_gate(y: torch.Tensor, g: torch.Tensor, norm: torch.nn.RMSNorm, activation: str) -> torch.Tensor:
-    """activation(g) times the RMSNorm of y, in y's dtype, not float64: one kernel each way. y, g (..., D)."""
+def norm_and_gate(
+    y: torch.Tensor, g: torch.Tensor, norm: torch.nn.RMSNorm, activation: str
+) -> torch.Tensor:
+    """activation(g) times the RMSNorm of y, in y's dtype, not float64: one kernel each way. y, g
+    (..., D)."""
     from fla.modules.fused_norm_gate import rms_norm_gated
 
     return rms_norm_gated(y, g, norm.weight, None, activation, eps=norm.eps)

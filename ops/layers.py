@@ -1,6 +1,8 @@
-"""Parts that several mixers use: norms, the short convolution, softmax attention written out, positions.
+"""Parts that several mixers use: norms, the short convolution, softmax attention written out,
+positions.
 
-The docstrings are the definitions; where autograd is slow on a CPU, fast.py has the same with a backward of its own.
+The docstrings are the definitions; where autograd is slow on a CPU, fast.py has the same with a
+backward of its own.
 """
 
 import math
@@ -16,9 +18,11 @@ from ops.fast import at_least_float32
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019), in the dtype of x.
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019), in the dtype
+    of x.
 
-    Under autocast a CPU's result is in autocast's dtype, so that it is rounded once for all products that read it.
+    Under autocast a CPU's result is in autocast's dtype, so that it is rounded once for all
+    products that read it.
     """
 
     groups = 1  # of channels side by side, each with a mean of its own
@@ -30,7 +34,11 @@ class RMSNorm(nn.RMSNorm):
         if x.is_cuda:  # where nn.RMSNorm is one kernel
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
         fine = at_least_float32(x)
-        dtype = torch.get_autocast_dtype("cpu") if x.is_cpu and torch.is_autocast_enabled("cpu") else x.dtype
+        dtype = (
+            torch.get_autocast_dtype("cpu")
+            if x.is_cpu and torch.is_autocast_enabled("cpu")
+            else x.dtype
+        )
         return fast.Norm.apply(fine, self.weight.to(fine.dtype), self.eps).to(dtype)
 
 
@@ -42,13 +50,15 @@ def make_norm(config) -> nn.Module:
 
 
 class ResidualLinear(nn.Linear):
-    """The last linear layer of a residual branch. Its start is smaller in deeper models (GPT.init_weights)."""
+    """The last linear layer of a residual branch. Its start is smaller in deeper models
+    (GPT.init_weights)."""
 
     start_scale = 1.0  # a factor on its start
 
 
 class FusedLinear(nn.Linear):
-    """Several linear layers of one input, as one product. parts: the rows of each, which Muon steps one by one."""
+    """Several linear layers of one input, as one product. parts: the rows of each, which Muon steps
+    one by one."""
 
     def __init__(self, n_in, parts, bias=False):
         super().__init__(n_in, sum(parts), bias=bias)
@@ -56,12 +66,14 @@ class FusedLinear(nn.Linear):
 
 
 class ShortConv(nn.Module):
-    """Causal convolution over time with one filter per channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T, C) -> (B, T, C).
+    """Causal convolution over time with one filter per channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T,
+    C) -> (B, T, C).
 
     Without a width, y is x. Under autocast the sum is float32 and y is rounded to x's dtype.
     """
 
-    state_name = "conv"  # of its past in a mixer's state; Mixer.init_state sets it, since a mixer may have several
+    # of its past in a mixer's state; Mixer.init_state sets it, since a mixer may have several
+    state_name = "conv"
 
     def __init__(self, channels, width, bias):
         super().__init__()
@@ -87,15 +99,18 @@ class ShortConv(nn.Module):
 
 
 def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv:
-    return ShortConv(channels, published_width if config.short_conv is None else config.short_conv, bias)
+    return ShortConv(
+        channels, published_width if config.short_conv is None else config.short_conv, bias
+    )
 
 
 class Sink(nn.Module):
-    """A logit for each query that the softmax weighs beside its scores, with a value of zero: x (B, T, C) -> (B, H, T).
+    """A logit for each query that the softmax weighs beside its scores, with a value of zero: x (B,
+    T, C) -> (B, H, T).
 
-    zero: 0, a softmax "off by one" (Miller 2023). head: a trained one a head (gpt-oss 2025). token: W x of the query's
-    token (Inkling 2). The weights of the keys then sum to sigmoid(log_sum - logit), where log_sum is the logarithm of
-    the sum of the scores' exponentials: a headwise gate.
+    zero: 0, a softmax "off by one" (Miller 2023). head: a trained one a head (gpt-oss 2025). token:
+    W x of the query's token (Inkling 2). The weights of the keys then sum to sigmoid(log_sum -
+    logit), where log_sum is the logarithm of the sum of the scores' exponentials: a headwise gate.
     """
 
     def __init__(self, config, n_head):
@@ -115,11 +130,13 @@ class Sink(nn.Module):
 
 
 def manual_attention(q, k, v, mask, softcap, sink=None, kind="softmax") -> tuple[Tensor, Tensor]:
-    """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T, T).
+    """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T,
+    T).
 
-    k and v may have fewer heads. mask: None, bool (true where a query sees a key), or a float that is added to the
-    scores. softcap: None or a number. sink: None or (B, H, T), the logits of sinks, which have neither soft-cap nor
-    mask; the weights are those of the keys. kind: of the weights, a key of ATTENTION_WEIGHTS.
+    k and v may have fewer heads. mask: None, bool (true where a query sees a key), or a float that
+    is added to the scores. softcap: None or a number. sink: None or (B, H, T), the logits of sinks,
+    which have neither soft-cap nor mask; the weights are those of the keys. kind: of the weights, a
+    key of ATTENTION_WEIGHTS.
     """
     k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     # 1. the scores, which autocast would round, and their soft-cap
@@ -129,7 +146,9 @@ def manual_attention(q, k, v, mask, softcap, sink=None, kind="softmax") -> tuple
         scores = softcap * torch.tanh(scores / softcap)
     # 2. what a query does not see
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        scores = (
+            scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        )
     # 3. the weights, and the mean of the values
     if sink is not None:
         scores = torch.cat([scores, sink[..., None].to(scores.dtype)], dim=-1)
@@ -138,7 +157,8 @@ def manual_attention(q, k, v, mask, softcap, sink=None, kind="softmax") -> tuple
 
 
 def softpick(scores: Tensor) -> Tensor:
-    """relu(e^x - 1) / sum |e^x - 1| over the last axis, where a score x of -inf counts as 0 (Zuhri et al. 2025).
+    """relu(e^x - 1) / sum |e^x - 1| over the last axis, where a score x of -inf counts as 0 (Zuhri
+    et al. 2025).
 
     Above and below are multiplied by e^-m, so that nothing overflows; m is the largest score, or 0.
     """
@@ -147,7 +167,10 @@ def softpick(scores: Tensor) -> Tensor:
     return y.relu() / (y.abs().sum(-1, keepdim=True) + 1e-8)
 
 
-ATTENTION_WEIGHTS: dict[str, Callable] = {"softmax": lambda scores: scores.softmax(-1), "softpick": softpick}
+ATTENTION_WEIGHTS: dict[str, Callable] = {
+    "softmax": lambda scores: scores.softmax(-1),
+    "softpick": softpick,
+}
 
 
 def for_all_heads(x: Tensor, n_head: int) -> Tensor:
@@ -156,16 +179,19 @@ def for_all_heads(x: Tensor, n_head: int) -> Tensor:
 
 
 def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether torch's kernel takes fewer heads of k and v than of q. If not, asking for it makes the (T, T) weights."""
+    """Whether torch's kernel takes fewer heads of k and v than of q. If not, asking for it makes
+    the (T, T) weights."""
     if not q.is_cuda:
         return q.is_cpu
-    # FlashAttention does, and none of the kernels that take masks, float32, wider heads or GPUs before Ampere
+    # FlashAttention does, and none of the kernels that take masks, float32, wider heads or GPUs
+    # before Ampere
     is_flash = mask is None and q.itemsize == 2 and q.shape[-1] <= 256
     return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
 
 
 def attention(q, k, v, mask, is_causal: bool, sink=None) -> Tensor:
-    """The output of manual_attention without a soft-cap, in torch's kernels: none makes the (T, T) weights."""
+    """The output of manual_attention without a soft-cap, in torch's kernels: none makes the (T, T)
+    weights."""
     D, scale = q.shape[-1], None  # None: D^-1/2
     if sink is not None:
         scale = D**-0.5
@@ -184,23 +210,28 @@ def attention(q, k, v, mask, is_causal: bool, sink=None) -> Tensor:
 
 
 def with_sink(q, k, v, mask, is_causal: bool, score: Tensor) -> tuple:
-    """q, k, v and mask with a first key whose value is zero; score (B, H, T): its product with each query.
+    """q, k, v and mask with a first key whose value is zero; score (B, H, T): its product with each
+    query.
 
-    One more channel holds the score in q, 1 in that key and 0 in all others; kernels want v as wide. Where is_causal, a
-    first query of zeros, whose output is to be dropped, keeps every query level with its own key.
+    One more channel holds the score in q, 1 in that key and 0 in all others; kernels want v as
+    wide. Where is_causal, a first query of zeros, whose output is to be dropped, keeps every query
+    level with its own key.
     """
     q = torch.cat([q, score[..., None].to(q.dtype)], dim=-1)
     k, v = (F.pad(x, (0, 1, 1, 0)) for x in (k, v))
     k[:, :, 0, -1] = 1.0
     if is_causal:
         q = F.pad(q, (0, 0, 1, 0))
-    return q, k, v, mask if mask is None else F.pad(mask, (1, 0), value=mask.dtype == torch.bool)  # true or 0.0
+    # true or 0.0
+    return q, k, v, mask if mask is None else F.pad(mask, (1, 0), value=mask.dtype == torch.bool)
 
 
 def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
-    """Writes x (B, H, T, D), of the positions from start on, to a ring of M, and returns what its queries may see.
+    """Writes x (B, H, T, D), of the positions from start on, to a ring of M, and returns what its
+    queries may see.
 
-    That is the last M - 1 entries before start, then x: (B, H, S, D). A single query sees the whole ring, not in order.
+    That is the last M - 1 entries before start, then x: (B, H, S, D). A single query sees the whole
+    ring, not in order.
     """
     M, T = ring.shape[2], x.shape[2]
     if T == 1 and not in_order:
@@ -214,33 +245,44 @@ def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
 
 
 def rotate(x: Tensor, start: int, angles: "Angles") -> Tensor:
-    """RoPE (Su et al. 2021): position t turns the pair of channels (i, i + D/2) by the angle t base^(-2i/D).
+    """RoPE (Su et al. 2021): position t turns the pair of channels (i, i + D/2) by the angle t
+    base^(-2i/D).
 
-    x (B, T, H, D) of the positions from start on -> the same shape in at least float32. angles: of rope_frequencies.
+    x (B, T, H, D) of the positions from start on -> the same shape in at least float32. angles: of
+    rope_frequencies.
     """
     x = at_least_float32(x)
     return fast.Rotation.apply(x, *angles(x, start))
 
 
-def rope_frequencies(D: int, base: float, scaling="none", factor=1.0, trained_length=1) -> tuple[Tensor, float]:
-    """The angle by which one position turns each of the D/2 pairs, float64 (D/2,), and a factor on the rotated vector.
+def rope_frequencies(
+    D: int, base: float, scaling="none", factor=1.0, trained_length=1
+) -> tuple[Tensor, float]:
+    """The angle by which one position turns each of the D/2 pairs, float64 (D/2,), and a factor on
+    the rotated vector.
 
-    factor: how many times trained_length the context is to be. `ntk` raises the base, so that the slowest pair turns as
-    far as in training. `yarn` (Peng et al. 2023, sections 3.2 and 3.4) divides the frequency of a pair that turned less
-    than once in training by the factor, keeps that of a pair that turned more than 32 times, interpolates in between,
-    and sharpens the softmax. `yarn_untruncated` does not round these two bounds to whole pairs (gpt-oss). `llama3`
-    (Llama 3.1) does the same between 1 and 4 turns, linearly in them, and `linear` divides all frequencies.
+    factor: how many times trained_length the context is to be. `ntk` raises the base, so that the
+    slowest pair turns as far as in training. `yarn` (Peng et al. 2023, sections 3.2 and 3.4)
+    divides the frequency of a pair that turned less than once in training by the factor, keeps that
+    of a pair that turned more than 32 times, interpolates in between, and sharpens the softmax.
+    `yarn_untruncated` does not round these two bounds to whole pairs (gpt-oss). `llama3` (Llama
+    3.1) does the same between 1 and 4 turns, linearly in them, and `linear` divides all
+    frequencies.
     """
     exponent = torch.arange(0, D, 2, dtype=torch.float64, device="cpu") / D
     if scaling == "ntk":
         base = base * factor ** (D / max(1, D - 2))
     frequency = base**-exponent
-    amplitude, kept = 1.0, 0.0 if scaling == "linear" else 1.0  # kept: the share of a frequency that is not divided
+    # kept: the share of a frequency that is not divided
+    amplitude, kept = 1.0, 0.0 if scaling == "linear" else 1.0
     if scaling == "llama3":
         kept = ((trained_length * frequency / (2 * math.pi) - 1) / (4 - 1)).clamp(0, 1)
     elif scaling.startswith("yarn"):
-        # the interpolation is linear in the pair index, as published; these pairs made 32 turns and 1 turn in training
-        low, high = (D * math.log(trained_length / (2 * math.pi * t)) / (2 * math.log(base)) for t in (32, 1))
+        # the interpolation is linear in the pair index, as published; these pairs made 32 turns and
+        # 1 turn in training
+        low, high = (
+            D * math.log(trained_length / (2 * math.pi * t)) / (2 * math.log(base)) for t in (32, 1)
+        )
         if scaling == "yarn":
             low, high = math.floor(low), math.ceil(high)
         low, high = max(0, low), min(D - 1, high)
@@ -251,28 +293,36 @@ def rope_frequencies(D: int, base: float, scaling="none", factor=1.0, trained_le
 
 
 def quarter_turn(M: int) -> tuple[Tensor, float]:
-    """cosFormer's angle for one position, which reaches pi/2 after M of them, float64 (1,), and a factor of 1."""
+    """cosFormer's angle for one position, which reaches pi/2 after M of them, float64 (1,), and a
+    factor of 1."""
     return torch.tensor([math.pi / 2 / M], dtype=torch.float64, device="cpu"), 1.0
 
 
 class Angles(nn.Module):
-    """cos and sin of the angles of positions: angles(x, start) -> (T, 1, n) each, for x (B, T, ...), in x's dtype.
+    """cos and sin of the angles of positions: angles(x, start) -> (T, 1, n) each, for x (B, T,
+    ...), in x's dtype.
 
-    Those of the first positions are in a buffer that no checkpoint holds. It is made again, twice as long, where
-    positions go past it. A graph reads it, or computes the angles, and never makes it.
+    Those of the first positions are in a buffer that no checkpoint holds. It is made again, twice
+    as long, where positions go past it. A graph reads it, or computes the angles, and never makes
+    it.
     """
 
     table: Tensor | None  # (2, length, 1, n)
 
     def __init__(self, frequency_of: Callable, *settings):
-        """frequency_of(*settings) -> the angles of one position, float64 (n,) on the CPU, and a factor on cos, sin."""
+        """frequency_of(*settings) -> the angles of one position, float64 (n,) on the CPU, and a
+        factor on cos, sin."""
         super().__init__()
         self.settings = (frequency_of, *settings)
         self.register_buffer("table", None, persistent=False)
 
     def forward(self, x: Tensor, start: int) -> tuple[Tensor, ...]:
         end, table = start + x.shape[1], self.table
-        if table is None or end > table.shape[1] or (table.dtype, table.device) != (x.dtype, x.device):
+        if (
+            table is None
+            or end > table.shape[1]
+            or (table.dtype, table.device) != (x.dtype, x.device)
+        ):
             if torch.compiler.is_compiling() or type(x) is not Tensor:
                 return self.computed(start, end, x.dtype, x.device)
             table = self.make(2 * end, x.dtype, x.device)
@@ -283,20 +333,27 @@ class Angles(nn.Module):
             self.table = torch.stack(self.computed(0, length, dtype, device))
         return self.table
 
-    def computed(self, start: int, end: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    def computed(
+        self, start: int, end: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
         frequency, amplitude = self.settings[0](*self.settings[1:])
         position = torch.arange(start, end, device="cpu", dtype=torch.float64)  # MPS lacks float64
         angle = position[:, None, None] * frequency
         is_async = device.type == "cuda"  # the host need not wait for a GPU
-        return tuple((amplitude * y).to(dtype).to(device, non_blocking=is_async) for y in (angle.cos(), angle.sin()))
+        return tuple(
+            (amplitude * y).to(dtype).to(device, non_blocking=is_async)
+            for y in (angle.cos(), angle.sin())
+        )
 
     def _apply(self, fn, recurse=True):
-        """Takes the table to the model's device, and not to its dtype, which would round the angles."""
+        """Takes the table to the model's device, and not to its dtype, which would round the
+        angles."""
         if self.table is not None:
             self.table = self.table.to(fn(self.table[:0]).device)
         return self
 
 
 def l2_norm(x: Tensor) -> Tensor:
-    """x / sqrt(sum(x^2) + 1e-6) over the last axis, computed in at least float32, in the dtype of x."""
+    """x / sqrt(sum(x^2) + 1e-6) over the last axis, computed in at least float32, in the dtype of
+    x."""
     return fast.L2Norm.apply(at_least_float32(x)).to(x.dtype)

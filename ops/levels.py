@@ -1,16 +1,18 @@
-"""Log-linear attention (Guo et al. 2025): the recurrence with a state for each of log2(T) blocks of the past.
+"""Log-linear attention (Guo et al. 2025): the recurrence with a state for each of log2(T) blocks of
+the past.
 
     o_t = sum_s lambda_t^level(t, s) w_ts v_s        w: recurrence.quadratic; level(t, s) = bit_length(t xor s)
 
-Level 0 is the token itself, and level l a block of 2^(l - 1) tokens, if t has this power of two: the past of token 13 =
-8 + 4 + 1 is the tokens 0 to 7 (level 4), 8 to 11 (level 3) and 12 (level 1). With all lambda at one it is the plain
-recurrence. The last level has no end: it also takes what would be of a higher one.
+Level 0 is the token itself, and level l a block of 2^(l - 1) tokens, if t has this power of two:
+the past of token 13 = 8 + 4 + 1 is the tokens 0 to 7 (level 4), 8 to 11 (level 3) and 12 (level 1).
+With all lambda at one it is the plain recurrence. The last level has no end: it also takes what
+would be of a higher one.
 
     factors     lambda_t^level(t, s) as a matrix: the definition is quadratic's weights times these
     chunked     blocks that double; cached decoding reads a block of one token, and the states are a Fenwick tree
 
-chunked returns o and the states (B, H, L - 1, Dk, Dv) of levels 1, 2, ..., and takes the arguments of recurrence.py;
-initial_state has the shape of the states, and there are
+chunked returns o and the states (B, H, L - 1, Dk, Dv) of levels 1, 2, ..., and takes the arguments
+of recurrence.py; initial_state has the shape of the states, and there are
 
     levels      lambda (B, T, H, L)
     start       position of the first token
@@ -29,8 +31,8 @@ def level_of(t: Tensor, s: Tensor) -> Tensor:
 
 
 def factors(levels: Tensor) -> Tensor:
-    """lambda (..., T, L) of a text, or of a block that begins at a multiple of a power of two of at least T -> the
-    factor of each weight, (..., T, T); zero above the diagonal."""
+    """lambda (..., T, L) of a text, or of a block that begins at a multiple of a power of two of at
+    least T -> the factor of each weight, (..., T, T); zero above the diagonal."""
     T, L = levels.shape[-2:]
     i = torch.arange(T, device=levels.device)
     level = level_of(i[:, None], i).clamp(max=L - 1)
@@ -38,9 +40,20 @@ def factors(levels: Tensor) -> Tensor:
 
 
 def chunked(
-    q, k, v, *, levels, log_decay=None, beta=None, erase=None, initial_state=None, start: int = 0, chunk_size: int = 32
+    q,
+    k,
+    v,
+    *,
+    levels,
+    log_decay=None,
+    beta=None,
+    erase=None,
+    initial_state=None,
+    start: int = 0,
+    chunk_size: int = 32,
 ):
-    """Block by block: a text that begins at `start` consists of few blocks whose place is a multiple of their size."""
+    """Block by block: a text that begins at `start` consists of few blocks whose place is a
+    multiple of their size."""
     *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state, levels.shape[-1] - 1)
     outputs, states = [S[:, :, 0, :0]], [None, *S.unbind(2)]  # level 0 has no state
     first, end = start, start + q.shape[1]
@@ -50,13 +63,19 @@ def chunked(
             size = 1 << (end - first).bit_length() - 1
             size = min(size, first & -first) if first else size
             part = slice(first - start, first - start + size)
-            o, new, read, through = _block(chunk_size, *(x if x is None else x[:, part] for x in (levels, *inputs)))
-            # 2. it reads the states of the blocks before it, changes them, and becomes one with those that it completes
-            after = min(((first + size) & -(first + size)).bit_length(), len(states) - 1)  # the level of the sum
+            o, new, read, through = _block(
+                chunk_size, *(x if x is None else x[:, part] for x in (levels, *inputs))
+            )
+            # 2. it reads the states of the blocks before it, changes them, and becomes one with
+            # those that it completes the level of the sum
+            after = min(((first + size) & -(first + size)).bit_length(), len(states) - 1)
             for level in range(1, len(states)):
                 is_last = level == len(states) - 1
-                if first >> (level - 1) & 1 or (is_last and first >> (level - 1)):  # it holds a block
-                    o = o + levels[:, part, :, level, None].transpose(1, 2) * Product.apply(read, states[level])
+                # it holds a block
+                if first >> (level - 1) & 1 or (is_last and first >> (level - 1)):
+                    o = o + levels[:, part, :, level, None].transpose(1, 2) * Product.apply(
+                        read, states[level]
+                    )
                     states[level] = _times(through, states[level])
                     if level <= after:
                         new, states[level] = new + states[level], torch.zeros_like(new)
@@ -69,12 +88,15 @@ def chunked(
 def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
     """A block (B, n, H, D) of a power of two of tokens, as if the text began with it. Returns
 
-    o (B, H, n, Dv); its state (B, H, Dk, Dv); what its queries read of the state before it (B, H, n, Dk); and what the
-    block does to that state: a factor (B, H, 1 or Dk, 1), or with the delta rule a matrix (B, H, Dk, Dk).
+    o (B, H, n, Dv); its state (B, H, Dk, Dv); what its queries read of the state before it (B, H,
+    n, Dk); and what the block does to that state: a factor (B, H, 1 or Dk, 1), or with the delta
+    rule a matrix (B, H, Dk, Dk).
     """
     # 1. the chunks, all at once: (B, H, N, C, D)
     size = min(chunk_size, q.shape[1])
-    levels, q, k, v, log_decay, beta, erase = (to_chunks(x, size) for x in (levels, q, k, v, log_decay, beta, erase))
+    levels, q, k, v, log_decay, beta, erase = (
+        to_chunks(x, size) for x in (levels, q, k, v, log_decay, beta, erase)
+    )
     inside, read, k_to_end, through = weights(q, k, log_decay)
     through = k.new_ones(1, 1, k.shape[2], 1, 1) if through is None else through
     write = k_to_end.mT
@@ -91,11 +113,22 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
     while o.shape[2] > 1:
         level = min(size.bit_length(), levels.shape[-1] - 1)
         # each (B, H, N, ...) -> the left and the right ones (B, H, N / 2, ...)
-        pairs = (x.unflatten(2, (-1, 2)).unbind(3) for x in (o, read, state, through, levels[..., level : level + 1]))
-        (o_left, o_right), (read_left, read_right), (S_left, S_right), (left, right), (_, lambda_right) = pairs
+        pairs = (
+            x.unflatten(2, (-1, 2)).unbind(3)
+            for x in (o, read, state, through, levels[..., level : level + 1])
+        )
+        (
+            (o_left, o_right),
+            (read_left, read_right),
+            (S_left, S_right),
+            (left, right),
+            (_, lambda_right),
+        ) = pairs
         o_right = torch.addcmul(o_right, lambda_right, Product.apply(read_right, S_left))
         # what the right one reads of the state before both has gone through the left one
-        read_right = read_right * left.mT if left.shape[-1] == 1 else Product.apply(read_right, left)
+        read_right = (
+            read_right * left.mT if left.shape[-1] == 1 else Product.apply(read_right, left)
+        )
         o, read = torch.cat([o_left, o_right], 3), torch.cat([read_left, read_right], 3)
         state, through = S_right + _times(right, S_left), _times(right, left)
         levels, size = levels.unflatten(2, (-1, 2)).flatten(3, 4), 2 * size

@@ -1,5 +1,6 @@
-"""Cross entropy of a language model whose (tokens, vocabulary) matrix of logits is never held whole: a sum over chunks
-of tokens, whose gradient is computed in the same pass, while the logits are at hand.
+"""Cross entropy of a language model whose (tokens, vocabulary) matrix of logits is never held
+whole: a sum over chunks of tokens, whose gradient is computed in the same pass, while the logits
+are at hand.
 """
 
 import torch
@@ -8,12 +9,18 @@ from torch import Tensor
 from ops import IGNORE
 from ops.fast import Function, at_least_float32
 
-CHUNK_TOKENS = 512  # measured on a CPU; a GPU takes more, since every chunk rewrites the (V, C) gradient
+# measured on a CPU; a GPU takes more, since every chunk rewrites the (V, C) gradient
+CHUNK_TOKENS = 512
 
 
 def chunk_tokens(weight: Tensor) -> int:
-    """How many tokens a chunk has. On a GPU 4,096 to 8,192, and a GB of float32 logits where that is in between."""
-    return CHUNK_TOKENS if weight.device.type in ("cpu", "mps") else min(max(4096, 2**28 // len(weight)), 8192)
+    """How many tokens a chunk has. On a GPU 4,096 to 8,192, and a GB of float32 logits where that
+    is in between."""
+    return (
+        CHUNK_TOKENS
+        if weight.device.type in ("cpu", "mps")
+        else min(max(4096, 2**28 // len(weight)), 8192)
+    )
 
 
 def cross_entropy_sum(
@@ -21,19 +28,25 @@ def cross_entropy_sum(
 ) -> Tensor:
     """Sum over tokens of -log softmax(x @ weight.T)[target], in nats: a float32 scalar.
 
-    x (..., C) are hidden states. weight is (V, C) with V >= vocab_size; rows past vocab_size get no probability.
-    targets (...) are ids; only -100 is masked, and any other invalid id raises. With softcap c the logits are
-    c * tanh(logits / c). Under autocast the operands of the product are cast to its dtype, and all else is float32.
+    x (..., C) are hidden states. weight is (V, C) with V >= vocab_size; rows past vocab_size get no
+    probability. targets (...) are ids; only -100 is masked, and any other invalid id raises. With
+    softcap c the logits are c * tanh(logits / c). Under autocast the operands of the product are
+    cast to its dtype, and all else is float32.
     """
-    return ChunkedCrossEntropy.apply(x.flatten(0, -2), weight, targets.flatten(), vocab_size, softcap)
+    return ChunkedCrossEntropy.apply(
+        x.flatten(0, -2), weight, targets.flatten(), vocab_size, softcap
+    )
 
 
 class ChunkedCrossEntropy(Function):
-    """F.cross_entropy(softcapped x @ weight.T, targets, reduction="sum"). x (tokens, C), targets (tokens,)."""
+    """F.cross_entropy(softcapped x @ weight.T, targets, reduction="sum"). x (tokens, C), targets
+    (tokens,)."""
 
     def forward(ctx, x, weight, targets, vocab_size, softcap):
         device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        dtype = (
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        )
         function = one_node if torch.compiler.is_compiling() else loss_and_gradients
         needs_grad = any(ctx.needs_input_grad[:2])
         loss, dx, dw = function(x, weight, targets, vocab_size, softcap, dtype, needs_grad)
@@ -54,13 +67,21 @@ def outputs(x: Tensor, weight: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor
 
 
 def loss_and_gradients(
-    x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float | None, dtype: torch.dtype, grad: bool
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+    softcap: float | None,
+    dtype: torch.dtype,
+    grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and its gradients dx in the dtype of x and dw in at least float32. dtype: of the products."""
+    """The loss, and its gradients dx in the dtype of x and dw in at least float32. dtype: of the
+    products."""
     with torch.autocast(x.device.type, enabled=False):
         w, size = weight.to(dtype), chunk_tokens(weight)
         loss, dx, dw = outputs(x, weight, grad)
-        # the large tensors are made once, and every chunk writes to them: fresh memory costs more than the sums
+        # the large tensors are made once, and every chunk writes to them: fresh memory costs more
+        # than the sums
         products = torch.empty(min(len(x), size), len(w), dtype=dtype, device=x.device)
         logits, log_shares = (torch.empty_like(products, dtype=loss.dtype) for _ in range(2))
         dw_chunk = torch.empty_like(w)
@@ -76,7 +97,8 @@ def loss_and_gradients(
                 capped = torch.tanh(logit / softcap)
                 logit.copy_(capped).mul_(softcap)
             logit[:, vocab_size:] = -torch.inf
-            target = target.masked_fill(~counts, 0)  # only -100 becomes id 0; any other invalid id must raise
+            # only -100 becomes id 0; any other invalid id must raise
+            target = target.masked_fill(~counts, 0)
             log_share = torch.log_softmax(logit, -1, out=log_shares[: len(x_rows)])
             # the columns end with the vocabulary, so that gather raises for the id of a padding row
             loss = loss - (log_share[:, :vocab_size].gather(-1, target) * counts).sum()
@@ -93,5 +115,7 @@ def loss_and_gradients(
 
 
 # torch.compile would unroll the loop, 33 nodes a chunk
-one_node = torch.library.custom_op("nanogate::loss_and_gradients", loss_and_gradients, mutates_args=())
+one_node = torch.library.custom_op(
+    "nanogate::loss_and_gradients", loss_and_gradients, mutates_args=()
+)
 one_node.register_fake(lambda x, weight, *keys: outputs(x, weight, needs_grad=keys[-1]))

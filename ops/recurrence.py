@@ -8,7 +8,8 @@
     quadratic       the explicit weights w_ij with o_i = sum_j w_ij v_j: for the meters
     kernels.fla     the same in Triton's kernels, on a GPU
 
-All but quadratic return o (B, T, H, Dv) and the final state (B, H, Dk, Dv), in at least float32, of the arguments
+All but quadratic return o (B, T, H, Dv) and the final state (B, H, Dk, Dv), in at least float32, of
+the arguments
 
     q, k            (B, T, H, Dk); one head (H = 1) is shared by all heads of v. No form scales q
     v               (B, T, H, Dv)
@@ -17,17 +18,27 @@ All but quadratic return o (B, T, H, Dv) and the final state (B, H, Dk, Dv), in 
     erase           None, or (B, T, H, Dk): takes the place of k_t in (a_t S_{t-1})^T k_t; with beta alone
     initial_state   None (zeros), or (B, H, Dk, Dv)
 
-Autocast changes nothing, forward or backward: bfloat16 has too few digits for decays, sums and states. On a GPU,
-train.py lets TF32 compute float32 products. T = 0 gives an empty output and leaves the state as it was.
+Autocast changes nothing, forward or backward: bfloat16 has too few digits for decays, sums and
+states. On a GPU, train.py lets TF32 compute float32 products. T = 0 gives an empty output and
+leaves the state as it was.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ops.fast import ChannelWeights, Chunks, HeadWeights, Inverse, PlainWeights, Product, at_least_float32
+from ops.fast import (
+    ChannelWeights,
+    Chunks,
+    HeadWeights,
+    Inverse,
+    PlainWeights,
+    Product,
+    at_least_float32,
+)
 
-# exp(-104) is 0 in float32. A lower logarithm would only cost digits in the sums, and -inf - -inf would be NaN
+# exp(-104) is 0 in float32. A lower logarithm would only cost digits in the sums, and -inf - -inf
+# would be NaN
 LOG_DECAY_MIN = -104.0
 
 
@@ -39,7 +50,8 @@ def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=N
     with torch.autocast(q.device.type, enabled=False):
         for q_t, k_t, v_t, log_a, beta_t, erase_t in zip(*inputs, strict=True):  # (B, H, 1, D)
             a = None if log_a is None else log_a.exp()
-            # 1. the delta rule: what the decayed state holds under k, or erase, gives way to a share beta of v
+            # 1. the delta rule: what the decayed state holds under k, or erase, gives way to a
+            # share beta of v
             if beta_t is not None:
                 erase_t = k_t if erase_t is None else erase_t
                 v_t = beta_t * (v_t - Product.apply(erase_t if a is None else erase_t * a, S))
@@ -52,33 +64,50 @@ def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=N
     return o.transpose(1, 2), S
 
 
-def chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, chunk_size: int | None = None):
-    """The recurrence chunk by chunk. T need not be a multiple of chunk_size, which must be a power of two.
+def chunked(
+    q,
+    k,
+    v,
+    *,
+    log_decay=None,
+    beta=None,
+    erase=None,
+    initial_state=None,
+    chunk_size: int | None = None,
+):
+    """The recurrence chunk by chunk. T need not be a multiple of chunk_size, which must be a power
+    of two.
 
-    c_i is the sum of the log-decays from the start of the chunk to i, and S is the state before the chunk:
+    c_i is the sum of the log-decays from the start of the chunk to i, and S is the state before the
+    chunk:
 
-        1. w_ij = sum_d q_id k_jd exp(c_id - c_jd) for j <= i
-        2. delta rule: u_ij as w_ij, e_i for q_i (e: k or erase); (I + [beta_i u_ij]_{j<i}) v := beta (v - (e exp(c)) S)
-        3. o  = (q exp(c)) S + w v
-        4. S := exp(c_C) S + (k exp(c_C - c))^T v
+        1. w_ij = sum_d q_id k_jd exp(c_id - c_jd) for j <= i 2. delta rule: u_ij as w_ij, e_i for
+        q_i (e: k or erase); (I + [beta_i u_ij]_{j<i}) v := beta (v - (e exp(c)) S) 3. o  = (q
+        exp(c)) S + w v 4. S := exp(c_C) S + (k exp(c_C - c))^T v
 
-    Source: Dao & Gu 2024, Listing 1; for the delta rule Yang et al. 2024, "Gated Delta Networks", section 3.3. Step 1
-    is taken for all chunks at once. In step 2, v becomes inverse (beta v) - inverse (beta e exp(c)) S, their WY form.
-    Only the states are a loop, whose backward is written by hand (fast.Chunks). A log-decay may be -inf. One per head
-    below LOG_DECAY_MIN counts as LOG_DECAY_MIN, and its gradient is zero.
+    Source: Dao & Gu 2024, Listing 1; for the delta rule Yang et al. 2024, "Gated Delta Networks",
+    section 3.3. Step 1 is taken for all chunks at once. In step 2, v becomes inverse (beta v) -
+    inverse (beta e exp(c)) S, their WY form. Only the states are a loop, whose backward is written
+    by hand (fast.Chunks). A log-decay may be -inf. One per head below LOG_DECAY_MIN counts as
+    LOG_DECAY_MIN, and its gradient is zero.
     """
     is_empty, T = initial_state is None, q.shape[1]
     q, k, v, log_decay, beta, erase, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
     if chunk_size is None:
-        # on a CPU the width of the keys was fastest, for every kind of decay; the delta rule wants a small inverse
-        chunk_size = 16 if q.shape[-1] <= 16 else 32 if q.shape[-1] <= 32 or beta is not None else 64
+        # on a CPU the width of the keys was fastest, for every kind of decay; the delta rule wants
+        # a small inverse
+        chunk_size = (
+            16 if q.shape[-1] <= 16 else 32 if q.shape[-1] <= 32 or beta is not None else 64
+        )
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
         raise ValueError(f"chunk_size={chunk_size}: must be a power of two")
 
     with torch.autocast(q.device.type, enabled=False):
         C = min(chunk_size, _power_of_two(T))
         # (B, H, N, C, D); padding with k = v = beta = log_decay = 0 leaves the state as it is
-        q, k, v, log_decay, beta, erase = (to_chunks(x, C) for x in (q, k, v, log_decay, beta, erase))
+        q, k, v, log_decay, beta, erase = (
+            to_chunks(x, C) for x in (q, k, v, log_decay, beta, erase)
+        )
         # 1. the weights inside the chunks
         inside, q_from_start, k_to_end, decay = weights(q, k, log_decay)
         # 2. the delta rule: the values become v - w S
@@ -87,18 +116,23 @@ def chunked(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=Non
             u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
             inverse = Inverse.apply((u * beta).tril(-1)) * beta.mT
             v, w = Product.apply(inverse, v), Product.apply(inverse, from_start)
-        # 3. and 4. the readout and the states, which are not needed inside a single chunk that begins with zeros
+        # 3. and 4. the readout and the states, which are not needed inside a single chunk that
+        # begins with zeros
         if is_empty and v.shape[2] == 1:
             o, S = Product.apply(inside, v), Product.apply(k_to_end.mT, v)[:, :, 0].expand_as(S)
         else:
-            o, S = Chunks.apply(*(_flat(x, S.shape[1]) for x in (inside, q_from_start, k_to_end, v, w, decay)), S)
+            o, S = Chunks.apply(
+                *(_flat(x, S.shape[1]) for x in (inside, q_from_start, k_to_end, v, w, decay)), S
+            )
     return o.reshape(*S.shape[:2], -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
 
 
 def quadratic(q, k, *, log_decay=None, beta=None, erase=None) -> Tensor:
-    """The weights (B, H, T, T) that the recurrence from an empty state gives each earlier v: o = weights @ v.
+    """The weights (B, H, T, T) that the recurrence from an empty state gives each earlier v: o =
+    weights @ v.
 
-    With the delta rule, v is the value before the rule corrects it. Weights may be negative and need not sum to one.
+    With the delta rule, v is the value before the rule corrects it. Weights may be negative and
+    need not sum to one.
     """
     q, k, _, log_decay, beta, erase, _ = prepare(q, k, k, log_decay, beta, erase, None)
     T = q.shape[1]
@@ -114,13 +148,16 @@ def quadratic(q, k, *, log_decay=None, beta=None, erase=None) -> Tensor:
 
 
 def weights(q: Tensor, k: Tensor, log_decay: Tensor | None) -> tuple:
-    """What the chunks (B, H, N, C, D) need of their decays; c_i is the sum of log-decays from the chunk's start to i.
+    """What the chunks (B, H, N, C, D) need of their decays; c_i is the sum of log-decays from the
+    chunk's start to i.
 
-    Returns the weights inside the chunks, sum_d q_id k_jd exp(c_id - c_jd) for j <= i and zero above (B, H, N, C, C); q
-    decayed from the chunk's start, q exp(c); k decayed to its end, k exp(c_C - c); and the decay of the whole chunk,
-    exp(c_C), as (B, H, N, 1 or Dk, 1). Without a decay the last three are q, k and None.
+    Returns the weights inside the chunks, sum_d q_id k_jd exp(c_id - c_jd) for j <= i and zero
+    above (B, H, N, C, C); q decayed from the chunk's start, q exp(c); k decayed to its end, k
+    exp(c_C - c); and the decay of the whole chunk, exp(c_C), as (B, H, N, 1 or Dk, 1). Without a
+    decay the last three are q, k and None.
     """
-    q = q.view_as(q)  # with the delta rule it is k, and torch.compile does not take one tensor for two inputs
+    # with the delta rule it is k, and torch.compile does not take one tensor for two inputs
+    q = q.view_as(q)
     if log_decay is None:
         return *PlainWeights.apply(q, k), None
     if log_decay.shape[-1] == 1:
@@ -132,7 +169,8 @@ def weights(q: Tensor, k: Tensor, log_decay: Tensor | None) -> tuple:
 
 
 def prepare(q, k, v, log_decay, beta, erase, initial_state, *n_states):
-    """Casts to float32 or float64, gives log_decay and beta a last axis, and makes the state, or n_states a head."""
+    """Casts to float32 or float64, gives log_decay and beta a last axis, and makes the state, or
+    n_states a head."""
     if log_decay is not None and log_decay.dim() == 3:
         log_decay = log_decay[..., None]  # (B, T, H, 1 or Dk)
     if beta is not None:
@@ -140,7 +178,9 @@ def prepare(q, k, v, log_decay, beta, erase, initial_state, *n_states):
     inputs = (q, k, v, log_decay, beta, erase)
     q, k, v, log_decay, beta, erase = (x if x is None else at_least_float32(x) for x in inputs)
     if initial_state is None:
-        initial_state = v.new_zeros(v.shape[0], max(q.shape[2], v.shape[2]), *n_states, q.shape[3], v.shape[3])
+        initial_state = v.new_zeros(
+            v.shape[0], max(q.shape[2], v.shape[2]), *n_states, q.shape[3], v.shape[3]
+        )
     return q, k, v, log_decay, beta, erase, at_least_float32(initial_state)
 
 
@@ -150,7 +190,8 @@ def _power_of_two(T):
 
 
 def to_chunks(x, C):
-    """(B, T, H, D) -> (B, H, N, C, D), with zeros behind the last token; contiguous, or every product would copy it."""
+    """(B, T, H, D) -> (B, H, N, C, D), with zeros behind the last token; contiguous, or every
+    product would copy it."""
     if x is None:
         return None
     padding = max(C - x.shape[1], -x.shape[1] % C)  # at least one chunk, for T = 0
@@ -160,5 +201,6 @@ def to_chunks(x, C):
 
 
 def _flat(x, heads):
-    """(B, H or 1, N, ...) -> (B*H*N, ...), contiguous: flatten copies nothing where one row has one chunk."""
+    """(B, H or 1, N, ...) -> (B*H*N, ...), contiguous: flatten copies nothing where one row has one
+    chunk."""
     return None if x is None else x.expand(-1, heads, -1, -1, -1).flatten(0, 2).contiguous()

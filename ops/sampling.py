@@ -20,13 +20,16 @@ def stream(
 ) -> Iterator[torch.Tensor]:
     """Yields the next ids (B, 1) after idx (B, T), max_new_tokens times.
 
-    temperature=0 is greedy; n_tokens: only ids below it are drawn. The state is kept, so that a token costs one step. A
-    recurrent mixer goes on for ever; softmax sees the last block_size tokens; cosformer and learned positions end at
-    block_size. Raises UserError, before a token is drawn, for a request that is not possible.
+    temperature=0 is greedy; n_tokens: only ids below it are drawn. The state is kept, so that a
+    token costs one step. A recurrent mixer goes on for ever; softmax sees the last block_size
+    tokens; cosformer and learned positions end at block_size. Raises UserError, before a token is
+    drawn, for a request that is not possible.
     """
     numbers = [value for value in (max_new_tokens, top_k, n_tokens) if value is not None]
     if min(numbers) < 1 or not 0 <= temperature < math.inf or not (top_p is None or 0 < top_p <= 1):
-        raise UserError("stream: max_new_tokens, top_k and n_tokens are at least 1, temperature 0, and top_p in (0, 1]")
+        raise UserError(
+            "stream: max_new_tokens, top_k and n_tokens are at least 1, temperature 0, and top_p in (0, 1]"
+        )
     check_prompt(model, idx, max_new_tokens)
 
     def draws(idx, start=0):
@@ -43,19 +46,24 @@ def stream(
 
 
 def generate(model, idx: torch.Tensor, max_new_tokens: int, *options, **named) -> torch.Tensor:
-    """idx (B, T) followed by the ids that `stream` draws, which takes the same options: (B, T + max_new_tokens)."""
+    """idx (B, T) followed by the ids that `stream` draws, which takes the same options: (B, T +
+    max_new_tokens)."""
     return torch.cat([idx, *stream(model, idx, max_new_tokens, *options, **named)], dim=1)
 
 
 def most_new_tokens(model, length: int) -> float:
-    """How many tokens the model can add to a prompt of `length` tokens; infinity if it can go on for ever."""
-    ends = model.wpe is not None or any(block.mixer.past_block_size == "ends" for block in model.blocks)
+    """How many tokens the model can add to a prompt of `length` tokens; infinity if it can go on
+    for ever."""
+    ends = model.wpe is not None or any(
+        block.mixer.past_block_size == "ends" for block in model.blocks
+    )
     # one more than the positions that are left: the model never reads the last token it draws
     return max(0, model.config.block_size + 1 - length) if ends else math.inf
 
 
 def check_prompt(model, idx: torch.Tensor, max_new_tokens: int) -> None:
-    """Raises UserError for a prompt that cannot be gone on from so far; warns if layers will forget tokens."""
+    """Raises UserError for a prompt that cannot be gone on from so far; warns if layers will forget
+    tokens."""
     window, vocab_size, T = model.config.block_size, model.config.vocab_size, idx.shape[1]
     end, most = T + max_new_tokens, most_new_tokens(model, T)
     if idx.numel() == 0:
@@ -63,19 +71,30 @@ def check_prompt(model, idx: torch.Tensor, max_new_tokens: int) -> None:
     if bad := [i for i in idx.flatten().tolist() if not 0 <= i < vocab_size]:
         raise UserError(f"the prompt has token id {bad[0]}; the model knows 0 to {vocab_size - 1}")
     if max_new_tokens > most:
-        works = f"max_new_tokens={most} works; or " * (most > 0) + f"shorten the prompt, of {T} tokens"
-        raise UserError(f"position {end - 1} is past block_size={window}, where its state ends: {works}")
+        works = (
+            f"max_new_tokens={most} works; or " * (most > 0) + f"shorten the prompt, of {T} tokens"
+        )
+        raise UserError(
+            f"position {end - 1} is past block_size={window}, where its state ends: {works}"
+        )
     if end > window and any(block.mixer.past_block_size == "rolls" for block in model.blocks):
-        warnings.warn(f"past block_size={window} some layers see the last {window} tokens only", stacklevel=3)
+        warnings.warn(
+            f"past block_size={window} some layers see the last {window} tokens only", stacklevel=3
+        )
 
 
 def check_finite(logits: torch.Tensor) -> None:
-    """Raises UserError for logits that choose no token: argmax would take the first NaN for the largest."""
+    """Raises UserError for logits that choose no token: argmax would take the first NaN for the
+    largest."""
     if not logits.isfinite().all():
-        raise UserError("the model's logits are not finite: its weights are broken, or the run has diverged")
+        raise UserError(
+            "the model's logits are not finite: its weights are broken, or the run has diverged"
+        )
 
 
-def draw(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
+def draw(
+    logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None
+) -> torch.Tensor:
     """Draws ids (B, 1) from logits (B, V). temperature 0 takes the largest."""
     check_finite(logits)
     if temperature == 0:
@@ -89,5 +108,7 @@ def draw(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: flo
         ordered, index = logits.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
         # the likeliest id stays, even if float32 rounds a tiny top_p to 0
-        logits = logits.scatter(-1, index, ordered.masked_fill((before >= top_p) & (before > 0), -torch.inf))
+        logits = logits.scatter(
+            -1, index, ordered.masked_fill((before >= top_p) & (before > 0), -torch.inf)
+        )
     return torch.multinomial(logits.softmax(-1), 1)

@@ -1,13 +1,16 @@
-"""Checkpoints: written whole or not at all, loaded without running any code from the file, refused if a bit is wrong.
+"""Checkpoints: written whole or not at all, loaded without running any code from the file, refused
+if a bit is wrong.
 
     save("out/ckpt.pt", {"model": model.state_dict(), ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
 
-What train.py puts in one: model, model_args, new (the parameters that the weights it started from lacked), optimizer,
-scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config, data (name, path, sha256, tokenizer,
-vocab_size, first_ids, maybe alphabet, mask_documents, mixture), dtype, code_sha256, code_files ({file: its sha256}),
-versions. A folder that export.py wrote has model, model_args, iter_num, data and dtype, and is loaded in the same way.
-Both have a format number. A folder of transformers is read as export.py --from_hf reads it (hub/huggingface.py).
+What train.py puts in one: model, model_args, new (the parameters that the weights it started from
+lacked), optimizer, scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config,
+data (name, path, sha256, tokenizer, vocab_size, first_ids, maybe alphabet, mask_documents,
+mixture), dtype, code_sha256, code_files ({file: its sha256}), versions. A folder that export.py
+wrote has model, model_args, iter_num, data and dtype, and is loaded in the same way. Both have a
+format number. A folder of transformers is read as export.py --from_hf reads it
+(hub/huggingface.py).
 """
 
 import json
@@ -25,31 +28,55 @@ from configurator import UserError, show
 from data.shards import MAX_VOCAB, Dataset, open_dataset
 from model import GPT, GPTConfig
 from runs import sharded
-from runs.files import CHECKPOINTS, find_checkpoint, one_line, read_json, sha256_of_file, write_text, write_whole
+from runs.files import (
+    CHECKPOINTS,
+    find_checkpoint,
+    one_line,
+    read_json,
+    sha256_of_file,
+    write_text,
+    write_whole,
+)
 from runs.hardware import DTYPES, Processes, places_of_torchrun
 from runs.rules import wrong_field
 
 FORMAT = 1  # of what is written here; nothing else is read
-WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
-OF_FOLDERS = {Path(name).suffix for name in CHECKPOINTS[1:]}  # of a file with a config.json beside it
+WITHOUT_FORMAT = (
+    "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
+)
+# of a file with a config.json beside it
+OF_FOLDERS = {Path(name).suffix for name in CHECKPOINTS[1:]}
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
 TEXT = (str, 0, 999)
 FIELDS = {
-    "format?": (int, 0, 1 << 30), "model_args": (dict, 0, 999), "iter_num?": (int, 0, 1 << 60), "dtype?": set(DTYPES),
+    "format?": (int, 0, 1 << 30),
+    "model_args": (dict, 0, 999),
+    "iter_num?": (int, 0, 1 << 60),
+    "dtype?": set(DTYPES),
     "data?": {
-        "name?": TEXT, "path?": (str, 0, 1 << 12), "sha256?": TEXT, "tokenizer?": TEXT, "mixture?": (str, 1, 1 << 16),
-        "vocab_size?": (int, 1, 1 << 40), "first_ids?": [(int, 0, 1 << 40), 0, 99], "alphabet?": (str, 1, MAX_VOCAB),
+        "name?": TEXT,
+        "path?": (str, 0, 1 << 12),
+        "sha256?": TEXT,
+        "tokenizer?": TEXT,
+        "mixture?": (str, 1, 1 << 16),
+        "vocab_size?": (int, 1, 1 << 40),
+        "first_ids?": [(int, 0, 1 << 40), 0, 99],
+        "alphabet?": (str, 1, MAX_VOCAB),
         "mask_documents?": (bool, 0, 1),
     },
-}  # fmt: skip
+}
 # of one in shards; a parameter's moments are not here
-IN_SHARDS = {"shards": {"folder": TEXT, "files": {str: TEXT}}, "optimizer": {"state": {str: (dict, 0, 0)}}}
+IN_SHARDS = {
+    "shards": {"folder": TEXT, "files": {str: TEXT}},
+    "optimizer": {"state": {str: (dict, 0, 0)}},
+}
 WEIGHTS, ALL = ("model",), ("model", "optimizer")  # what load reads of a checkpoint in shards
 
 
 def save(path: Path | str, checkpoint: dict) -> None:
-    """torch.save with the format number, whole or not at all (files.write_whole). Raises UserError."""
+    """torch.save with the format number, whole or not at all (files.write_whole). Raises
+    UserError."""
     try:
         write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file))
     except RuntimeError as error:  # torch's own, over the OSError of a full disk
@@ -65,20 +92,23 @@ def import_safetensors() -> ModuleType:
 
 
 def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict) -> None:
-    """Writes model.safetensors and then config.json: `about`, FORMAT and the weights' sha256. Raises UserError."""
+    """Writes model.safetensors and then config.json: `about`, FORMAT and the weights' sha256.
+    Raises UserError."""
     library, file = import_safetensors(), folder / "model.safetensors"
     plain = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     with one_line(f"{file}: cannot be written"):
         write_whole(file, lambda part: library.torch.save_file(plain, part.name, {"format": "pt"}))
     about = about | {"format": FORMAT, "sha256": sha256_of_file(file)}
-    write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))  # load has refused what is no JSON
+    # load has refused what is no JSON
+    write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))
 
 
 def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHTS) -> dict:
-    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no checkpoint.
+    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no
+    checkpoint.
 
-    mapped: the tensors stay in the file (load_torch), for callers that copy at once what they keep. parts: which of the
-    tensors to read where they are in shards.
+    mapped: the tensors stay in the file (load_torch), for callers that copy at once what they keep.
+    parts: which of the tensors to read where they are in shards.
     """
     path = find_checkpoint(path)
     checkpoint = load_torch(path, mapped) if path.suffix not in OF_FOLDERS else _load_folder(path)
@@ -90,7 +120,9 @@ def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHT
         json.dumps([checkpoint.get(name) for name in ("model_args", "data")], allow_nan=False)
     if (number := checkpoint.get("format")) != FORMAT:
         reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
-        raise UserError(f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}")
+        raise UserError(
+            f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}"
+        )
     if "shards" in checkpoint and parts:
 
         def whole(name, shape):
@@ -111,7 +143,8 @@ def check_tensors(tensors: dict, path: Path) -> None:
 
 def wrong_tensor(tensor: Any) -> str | None:
     """Says in words why a value of somebody's file is no weight, or returns None if it is one."""
-    is_plain = (  # dense, with memory for each of its numbers: expand() can repeat one row a billion times
+    # dense, with memory for each of its numbers: expand() can repeat one row a billion times
+    is_plain = (
         type(tensor) is torch.Tensor
         and tensor.layout == torch.strided
         and not tensor.is_meta
@@ -131,19 +164,27 @@ def wrong_tensor(tensor: Any) -> str | None:
 def load_torch(path: Path, mapped: bool = False) -> Any:
     """What torch.save wrote: tensors and plain values, and no code is run. Raises UserError.
 
-    mapped: the tensors stay in the file until they are read; a process dies if the file is overwritten in place then.
+    mapped: the tensors stay in the file until they are read; a process dies if the file is
+    overwritten in place then.
     """
     _, _, local_rank, local_size = places_of_torchrun()
-    with one_line(f"{path}: damaged, or no checkpoint"):  # a damaged pickle may raise IndexError, struct.error ...
+    # a damaged pickle may raise IndexError, struct.error ...
+    with one_line(f"{path}: damaged, or no checkpoint"):
         try:
-            with zipfile.ZipFile(path) as archive:  # reads its table of contents, which stands at the end
+            # reads its table of contents, which stands at the end
+            with zipfile.ZipFile(path) as archive:
                 # compressed numbers cannot be mapped, and torch would take their bytes for numbers
-                mapped = mapped and all(record.compress_type == zipfile.ZIP_STORED for record in archive.filelist)
-                archive.filelist = archive.filelist[local_rank::local_size]  # the processes of a machine share the work
+                mapped = mapped and all(
+                    record.compress_type == zipfile.ZIP_STORED for record in archive.filelist
+                )
+                # the processes of a machine share the work
+                archive.filelist = archive.filelist[local_rank::local_size]
                 damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
             if damaged is None:
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-            wrong = f"damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint"
+            wrong = (
+                f"damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint"
+            )
         except zipfile.BadZipFile:
             wrong = "cut short, damaged, or no checkpoint"
         except pickle.UnpicklingError:
@@ -160,8 +201,11 @@ def _load_folder(path):
         return huggingface.checkpoint_of(path.parent)[0] | {"format": FORMAT}
     with one_line(f"{path}: damaged, or no safetensors"):
         if about.get("sha256") != sha256_of_file(path):
-            raise UserError(f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)")
-        return about | {"model": library.torch.load_file(path)}  # mapped: in the file until they are read
+            raise UserError(
+                f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)"
+            )
+        # mapped: in the file until they are read
+        return about | {"model": library.torch.load_file(path)}
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:
@@ -174,15 +218,21 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
     weights = checkpoint["model"]
     for name in weights:
         weights[name] = weights[name].clone()
-    model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed  # this machine may lack those it had
+    # this machine may lack those it had
+    model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed
     config = configurator.build(GPTConfig, model_args, source=str(path))
     return build_model(config, weights, path, device).eval(), checkpoint
 
 
-def data_of(checkpoint: dict, name: str | None = None, mask_documents: bool | None = None) -> Dataset:
-    """The data set of that name, or the one of training, of a mixture its first part. mask_documents=None: as there."""
+def data_of(
+    checkpoint: dict, name: str | None = None, mask_documents: bool | None = None
+) -> Dataset:
+    """The data set of that name, or the one of training, of a mixture its first part.
+    mask_documents=None: as there."""
     trained_on = checkpoint.get("data", {})
-    is_masked = trained_on.get("mask_documents", False) if mask_documents is None else mask_documents
+    is_masked = (
+        trained_on.get("mask_documents", False) if mask_documents is None else mask_documents
+    )
     return open_dataset(name or trained_on.get("path", ""), is_masked)
 
 
@@ -196,27 +246,45 @@ def check_same_weights(processes: Processes, path: Path | str) -> None:
 def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> None:
     """UserError for data whose ids mean something else to the checkpoint's model."""
     if dataset.vocab_size > vocab_size:
-        raise UserError(f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {vocab_size}")
+        raise UserError(
+            f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {vocab_size}"
+        )
     for name in ("tokenizer", "alphabet"):
-        ours, theirs = getattr(dataset, name), checkpoint.get("data", {}).get(name, getattr(dataset, name))
+        ours, theirs = (
+            getattr(dataset, name),
+            checkpoint.get("data", {}).get(name, getattr(dataset, name)),
+        )
         if ours != theirs:
-            raise UserError(f"{dataset.folder}: its {name} is {show(ours)}, the model was trained with {show(theirs)}")
+            raise UserError(
+                f"{dataset.folder}: its {name} is {show(ours)}, the model was trained with {show(theirs)}"
+            )
 
 
-def build_model(config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu") -> GPT:
-    """The GPT of the config with these weights, which must be exactly those it has. Raises UserError.
+def build_model(
+    config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu"
+) -> GPT:
+    """The GPT of the config with these weights, which must be exactly those it has. Raises
+    UserError.
 
-    The weights are not copied where they have the model's dtype and are on its device: the model then owns them.
+    The weights are not copied where they have the model's dtype and are on its device: the model
+    then owns them.
     """
-    with one_line(f"{path}: its weights are not those of its config", RuntimeError, TypeError, OverflowError):
+    with one_line(
+        f"{path}: its weights are not those of its config", RuntimeError, TypeError, OverflowError
+    ):
         with torch.device("meta"):  # the config of a stranger's file may ask for terabytes
             model = GPT(config)
         dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
         model.load_state_dict(weights, assign=True)  # before anything is copied
-        others = [x for module in model.modules() for x in (vars(module) | module._buffers).values()]
+        others = [
+            x for module in model.modules() for x in (vars(module) | module._buffers).values()
+        ]
         if any(isinstance(x, torch.Tensor) and x.is_meta for x in others):
-            with torch.random.fork_rng(devices=[]):  # what no checkpoint holds, such as buffers that are not persistent
+            # what no checkpoint holds, such as buffers that are not persistent
+            with torch.random.fork_rng(devices=[]):
                 model = GPT(config).to(device)
-        made = {name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()}
+        made = {
+            name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()
+        }
         model.load_state_dict(made, assign=True)
     return model

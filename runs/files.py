@@ -1,4 +1,5 @@
-"""Files: written whole or not at all, read with every field checked; folders with a kind, and one writer at a time."""
+"""Files: written whole or not at all, read with every field checked; folders with a kind, and one
+writer at a time."""
 
 import contextlib
 import dataclasses
@@ -26,24 +27,30 @@ except ImportError:  # every script imports this file before anything that only 
     sys.exit("error: nanogate needs Linux or macOS; on Windows use WSL")
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-# of a run; of export.py or a hub; of a hub with several files, or with a pickle, which is refused with a reason
+# of a run; of export.py or a hub; of a hub with several files, or with a pickle, which is refused
+# with a reason
 CHECKPOINTS = ("ckpt.pt", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 def is_no_file(path: Path | str) -> bool:
-    """Whether a folder, a pipe or a device is there, also behind a link. To open a pipe would wait for its writer."""
+    """Whether a folder, a pipe or a device is there, also behind a link. To open a pipe would wait
+    for its writer."""
     return os.path.exists(path) and not os.path.isfile(path)
 
 
 def read_regular(path: Path | str, most: int) -> bytes:
-    """The bytes of a file of at most `most` bytes. Raises UserError, also for a pipe or device, which may never end."""
-    with one_line(f"{path}: cannot be read", OSError, ValueError):  # ValueError: a zero byte in the name
+    """The bytes of a file of at most `most` bytes. Raises UserError, also for a pipe or device,
+    which may never end."""
+    # ValueError: a zero byte in the name
+    with one_line(f"{path}: cannot be read", OSError, ValueError):
         if is_no_file(path):
             raise OSError("is no file")
         with open(path, "rb") as file:
             data = file.read(most + 1)
     if len(data) > most:
-        raise UserError(f"{path}: has more than {most:,} bytes, which is too large for a file of this kind")
+        raise UserError(
+            f"{path}: has more than {most:,} bytes, which is too large for a file of this kind"
+        )
     return data
 
 
@@ -54,14 +61,16 @@ def find_path(path: Path | str) -> None:
 
 
 def find_data(name: Path | str | None) -> None:
-    """Raises UserError, which names the script to run, where a folder that is named holds no data set."""
+    """Raises UserError, which names the script to run, where a folder that is named holds no data
+    set."""
     for folder in parts_of_mixture(name) if name else ():
         if not os.path.exists(file := Path(folder) / "meta.json"):
             raise DataError(f"{file}: no such file", how_to_prepare(folder))
 
 
 def parts_of_mixture(name: Path | str) -> dict[str, int]:
-    """{folder: weight} of a mixture, "data/a:7,data/b:3"; {name: 1} for the name of a folder. Raises UserError."""
+    """{folder: weight} of a mixture, "data/a:7,data/b:3"; {name: 1} for the name of a folder.
+    Raises UserError."""
     words = str(name).split(",")
     if len(words) == 1 or os.path.exists(name):
         return {str(name): 1}
@@ -69,38 +78,49 @@ def parts_of_mixture(name: Path | str) -> dict[str, int]:
     parts = {part[1]: int(part[2]) for part in found if part}
     if len(parts) < len(words):
         example = "data/a:7,data/b:3: of 10 examples 7 are of a; each folder stands there once"
-        raise UserError(f"{show(str(name))}: a mixture has folders and whole numbers up to 9999, as in {example}")
+        raise UserError(
+            f"{show(str(name))}: a mixture has folders and whole numbers up to 9999, as in {example}"
+        )
     return parts
 
 
 def how_to_prepare(folder: Path | str) -> str:
     """Which data set may be meant, or else which script to run."""
-    for file, words in (("meta.json", "did you mean {}?"), ("prepare.py", "run python {}/prepare.py")):
+    for file, words in (
+        ("meta.json", "did you mean {}?"),
+        ("prepare.py", "run python {}/prepare.py"),
+    ):
         names = [found.parent.name for found in DATA.glob(f"*/{file}")]
         near = [DATA / name for name in difflib.get_close_matches(Path(folder).name, names, 1, 0.8)]
-        if near and not (file == "meta.json" and os.path.realpath(folder) == os.path.realpath(near[0])):
+        if near and not (
+            file == "meta.json" and os.path.realpath(folder) == os.path.realpath(near[0])
+        ):
             return words.format(os.path.relpath(near[0]))
     return "run python data/<name>/prepare.py"
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """The checkpoint's file; of a folder, the first of CHECKPOINTS that it has. Raises UserError if it is not there."""
+    """The checkpoint's file; of a folder, the first of CHECKPOINTS that it has. Raises UserError if
+    it is not there."""
     file = Path(path)
     if os.path.isdir(file):
         file /= next((name for name in CHECKPOINTS if os.path.isfile(file / name)), CHECKPOINTS[0])
     if not os.path.isfile(file):
-        raise UserError(f"{file}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir")
+        raise UserError(
+            f"{file}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir"
+        )
     return file
 
 
 def read_json(path: Path | str, infinity: bool = False) -> Any:
-    """What a JSON file of at most 64 MB holds. Raises UserError for one that is missing, damaged or large."""
+    """What a JSON file of at most 64 MB holds. Raises UserError for one that is missing, damaged or
+    large."""
     return parse_json(read_regular(path, 1 << 26), path, infinity)
 
 
 def parse_json(text: str | bytes, name: Path | str, infinity: bool = False) -> Any:
-    """What a JSON text holds. Raises UserError, also for NaN and Infinity, which JSON lacks, and for a key twice.
-    infinity: whether Infinity may stand there, as in files of transformers."""
+    """What a JSON text holds. Raises UserError, also for NaN and Infinity, which JSON lacks, and
+    for a key twice. infinity: whether Infinity may stand there, as in files of transformers."""
 
     def refuse(constant):
         if infinity and constant == "Infinity":
@@ -114,7 +134,8 @@ def parse_json(text: str | bytes, name: Path | str, infinity: bool = False) -> A
 
 
 def refuse_twice(pairs: Iterable[tuple]) -> dict:
-    """The dict of the pairs. UserError for a name that occurs twice: the first value would be dropped in silence."""
+    """The dict of the pairs. UserError for a name that occurs twice: the first value would be
+    dropped in silence."""
     values: dict = {}
     for name, value in pairs:
         if name in values:
@@ -124,8 +145,9 @@ def refuse_twice(pairs: Iterable[tuple]) -> dict:
 
 
 def read_jsonl(file: Path | str, rules: dict | None = None) -> list[dict]:
-    """The objects of a file of JSON lines; none where there is no file. A last line that was cut short is left out.
-    rules: {name: rule (runs/rules.py)} of every object. UserError names a damaged line."""
+    """The objects of a file of JSON lines; none where there is no file. A last line that was cut
+    short is left out. rules: {name: rule (runs/rules.py)} of every object. UserError names a
+    damaged line."""
     *lines, last = read_regular(file, 1 << 30).split(b"\n") if os.path.isfile(file) else [b""]
     rows = [_object_of(line) for line in (lines if _object_of(last) is None else [*lines, last])]
     for number, row in enumerate(rows, 1):
@@ -135,21 +157,24 @@ def read_jsonl(file: Path | str, rules: dict | None = None) -> list[dict]:
 
 
 def _object_of(line):
-    """The JSON object of a line, or None for anything else, such as one that a kill has cut short."""
+    """The JSON object of a line, or None for anything else, such as one that a kill has cut
+    short."""
     with contextlib.suppress(UserError):
         row = parse_json(line, "")
         return row if isinstance(row, dict) else None
 
 
 def is_of_memory(error: BaseException) -> bool:
-    words = ("allocate memory", "not enough memory", "out of memory")  # of torch on a CPU, on CUDA and on MPS
+    # of torch on a CPU, on CUDA and on MPS
+    words = ("allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(part in str(error) for part in words)
 
 
 @contextlib.contextmanager
 def one_line(words: str, *kinds: type[Exception]) -> Iterator[None]:
-    """An error of these kinds inside becomes a UserError, `words (reason)`; without kinds whatever a library raises,
-    named by its type, too: a panic of Rust is no Exception. A UserError and a lack of memory stay what they are."""
+    """An error of these kinds inside becomes a UserError, `words (reason)`; without kinds whatever
+    a library raises, named by its type, too: a panic of Rust is no Exception. A UserError and a
+    lack of memory stay what they are."""
     caught = kinds or BaseException
     try:
         yield
@@ -157,20 +182,27 @@ def one_line(words: str, *kinds: type[Exception]) -> Iterator[None]:
         is_ours = isinstance(error, UserError | KeyboardInterrupt | SystemExit | GeneratorExit)
         if is_ours or is_of_memory(error):
             raise
-        reason = (getattr(error, "strerror", None) or error) if kinds else f"{type(error).__name__}: {error}"
+        reason = (
+            (getattr(error, "strerror", None) or error)
+            if kinds
+            else f"{type(error).__name__}: {error}"
+        )
         raise UserError(f"{words} ({' '.join(str(reason).split())[:200]})") from None
 
 
 def write_text(path: Path | str, text: str) -> None:
     """write_whole of a text."""
-    write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))  # half a character is no UTF-8
+    # half a character is no UTF-8
+    write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def write_whole(path: Path | str, write: Callable) -> None:
-    """write(file) under a temporary name in the same folder, fsync, rename: a kill leaves the old file or the new one.
+    """write(file) under a temporary name in the same folder, fsync, rename: a kill leaves the old
+    file or the new one.
 
-    A link at the path is replaced, and what it points to stays as it is; so does the file of a hard link. Raises
-    UserError, also where a folder, a pipe or a device is in the way, and what `write` raises.
+    A link at the path is replaced, and what it points to stays as it is; so does the file of a hard
+    link. Raises UserError, also where a folder, a pipe or a device is in the way, and what `write`
+    raises.
     """
     path = Path(path)
     temporary = temporary_of(path)
@@ -209,7 +241,8 @@ def temporary_of(path: Path) -> Path:
 
 
 def link_whole(file: Path, path: Path) -> None:
-    """Makes the path a hard link to the file, or a copy where the file system has none. A kill leaves the old."""
+    """Makes the path a hard link to the file, or a copy where the file system has none. A kill
+    leaves the old."""
     temporary = temporary_of(path)
     try:
         os.link(file, temporary)
@@ -227,12 +260,12 @@ def remove_leftovers(folder: Path) -> None:
             left.unlink()
 
 
-# -- What a script may write over --------------------------------------------------------------------------------------
+# -- What a script may write over ------------------------------------------------------------------
 
 
 def what_is_at(path: Path | str) -> str | None:
-    """ "file", "link", "folder" or "device" (also a pipe or a socket), or None where there is nothing. No link is
-    followed. Raises OSError, as for a name that is too long."""
+    """ "file", "link", "folder" or "device" (also a pipe or a socket), or None where there is
+    nothing. No link is followed. Raises OSError, as for a name that is too long."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -244,20 +277,24 @@ def what_is_at(path: Path | str) -> str | None:
 
 
 def refuse_no_file(path: Path | str) -> None:
-    """Raises OSError where a file cannot take the place of what is at the path: a rename would replace /dev/null."""
+    """Raises OSError where a file cannot take the place of what is at the path: a rename would
+    replace /dev/null."""
     if what_is_at(path) in ("folder", "device"):
         raise OSError("is a folder or a device")
 
 
 def refuse_link(path: Path | str) -> None:
-    """Raises OSError for a link, since what is written through it changes a file or a folder that lies elsewhere."""
+    """Raises OSError for a link, since what is written through it changes a file or a folder that
+    lies elsewhere."""
     if what_is_at(path) == "link":
         raise OSError("is a link, through which nothing is written; remove the link")
 
 
-def check_inside(folder: Path | str, names: Iterable[str] = (), folders: Iterable[str] = ()) -> None:
-    """Raises UserError, before hours of work, where the folder of an output has something else in the place of its
-    files, which are named, or of its own folders, into which no link may lead."""
+def check_inside(
+    folder: Path | str, names: Iterable[str] = (), folders: Iterable[str] = ()
+) -> None:
+    """Raises UserError, before hours of work, where the folder of an output has something else in
+    the place of its files, which are named, or of its own folders, into which no link may lead."""
     for name in names:
         with one_line(f"{Path(folder) / name}: cannot be written", OSError):
             refuse_no_file(Path(folder) / name)
@@ -269,8 +306,8 @@ def check_inside(folder: Path | str, names: Iterable[str] = (), folders: Iterabl
 
 
 def make_folder(path: Path) -> Path:
-    """Makes a folder inside an output, and returns its path. Raises UserError for a link, also where it leads to a
-    folder: its files are another output's."""
+    """Makes a folder inside an output, and returns its path. Raises UserError for a link, also
+    where it leads to a folder: its files are another output's."""
     with one_line(f"{path}: cannot be written", OSError):
         refuse_link(path)
         path.mkdir(exist_ok=True)
@@ -285,10 +322,11 @@ TEXT, MANY = (str, 0, 1 << 16), 1 << 20
 
 @dataclasses.dataclass
 class Output:
-    """A kind of file that scripts write, and how an older one is known, so that nothing else is replaced.
+    """A kind of file that scripts write, and how an older one is known, so that nothing else is
+    replaced.
 
-    ending: of its name; holds: what its JSON holds, as a rule of runs/rules.py; or else begins: its first bytes, and
-    mark: bytes that it has within EDGE of its beginning or of its end
+    ending: of its name; holds: what its JSON holds, as a rule of runs/rules.py; or else begins: its
+    first bytes, and mark: bytes that it has within EDGE of its beginning or of its end
     """
 
     ending: str
@@ -299,17 +337,24 @@ class Output:
 
 OUTPUTS = {
     "scores": Output(".json", {"checkpoint": TEXT, "dataset": TEXT, "split": TEXT}),
-    "meters": Output(".json", {"checkpoints": [{"checkpoint": TEXT, "layers": [object, 0, MANY]}, 0, MANY]}),
-    "claims": Output(".json", {"claims": [{"name": TEXT, "verdict": TEXT, "seeds": (dict, 0, MANY)}, 0, MANY]}),
+    "meters": Output(
+        ".json", {"checkpoints": [{"checkpoint": TEXT, "layers": [object, 0, MANY]}, 0, MANY]}
+    ),
+    "claims": Output(
+        ".json", {"claims": [{"name": TEXT, "verdict": TEXT, "seeds": (dict, 0, MANY)}, 0, MANY]}
+    ),
     "figure": Output(".png", begins=PNG, mark=MATPLOTLIB),
-    "page of a text": Output(".html", begins=b"<!DOCTYPE html>", mark=b"The page that token_page.py writes"),
+    "page of a text": Output(
+        ".html", begins=b"<!DOCTYPE html>", mark=b"The page that token_page.py writes"
+    ),
     "report": Output(".html", begins=b"<!doctype html>", mark=REPORT_END.encode()),
     "checkpoint": Output(".pt", begins=b"PK\x03\x04", mark=b"/data.pkl"),
 }
 
 
 def is_of_kind(path: Path | str, kind: str) -> bool:
-    """Whether there is a file at the path, and no link, that a script has written as an output of this kind."""
+    """Whether there is a file at the path, and no link, that a script has written as an output of
+    this kind."""
     known = OUTPUTS[kind]
     if what_is_at(path) != "file":
         return False
@@ -325,20 +370,25 @@ def is_of_kind(path: Path | str, kind: str) -> bool:
 
 
 def check_output(path: Path | str, kind: str, key: str = "") -> None:
-    """Raises UserError, before hours of work, where a script may not write an output of this kind of OUTPUTS.
+    """Raises UserError, before hours of work, where a script may not write an output of this kind
+    of OUTPUTS.
 
-    An output replaces nothing but a file of its own kind. key: what names the path on the command line.
+    An output replaces nothing but a file of its own kind. key: what names the path on the command
+    line.
     """
     name = f"{key}={str(path)!r}" if key else str(path)
     ending = OUTPUTS[kind].ending
-    with one_line(f"{name}: cannot be written", OSError, ValueError):  # ValueError: a zero byte in the name
+    # ValueError: a zero byte in the name
+    with one_line(f"{name}: cannot be written", OSError, ValueError):
         refuse_no_file(path)
         refuse_link(path)
         if Path(path).suffix != ending:
             raise UserError(f"{name}: must end in {ending}")
         tempfile.TemporaryFile(dir=Path(path).parent).close()
         if what_is_at(path) and not is_of_kind(path, kind):
-            raise UserError(f"{name}: is something else already, which would be replaced; name another file or move it")
+            raise UserError(
+                f"{name}: is something else already, which would be replaced; name another file or move it"
+            )
 
 
 def check_to_append(path: Path | str) -> None:
@@ -349,8 +399,9 @@ def check_to_append(path: Path | str) -> None:
 
 
 def open_to_append(path: Path | str) -> IO:
-    """The file of this path alone, opened to append text to; it is made where there is none. A hard link gets a copy
-    first, so that the file of the other name stays as it is. Raises UserError for a link."""
+    """The file of this path alone, opened to append text to; it is made where there is none. A hard
+    link gets a copy first, so that the file of the other name stays as it is. Raises UserError for
+    a link."""
     check_to_append(path)
     with one_line(f"{path}: cannot be written", OSError):
         if what_is_at(path) and os.lstat(path).st_nlink > 1:
@@ -360,7 +411,8 @@ def open_to_append(path: Path | str) -> IO:
 
 
 def open_rows(path: Path | str) -> IO:
-    """A file of JSON lines to append to. Its last line is ended, or removed if a kill has cut it short."""
+    """A file of JSON lines to append to. Its last line is ended, or removed if a kill has cut it
+    short."""
     file, text = open_to_append(path), Path(path).read_bytes()
     end = text.rfind(b"\n") + 1
     if _object_of(text[end:]) is None:
@@ -374,31 +426,39 @@ class InUse(UserError):
     """Another process has the lock of a folder."""
 
 
-LOCK = re.compile(rb"\0*|process \d[^\n]{0,290}\n?")  # what a lock holds; zeros are left where a machine lost power
+# what a lock holds; zeros are left where a machine lost power
+LOCK = re.compile(rb"\0*|process \d[^\n]{0,290}\n?")
 
 
 def lock(folder: Path | str, wait: float = 0.0) -> IO:
-    """Returns an open file that keeps other processes out of the folder until it is closed or this process dies.
+    """Returns an open file that keeps other processes out of the folder until it is closed or this
+    process dies.
 
-    While another process holds the lock, this waits for so many seconds, and then raises InUse, with that process and
-    its machine. On a file system without such locks nobody is kept out. Raises UserError for a file `lock` of somebody
-    else, which stays as it is.
+    While another process holds the lock, this waits for so many seconds, and then raises InUse,
+    with that process and its machine. On a file system without such locks nobody is kept out.
+    Raises UserError for a file `lock` of somebody else, which stays as it is.
     """
     path, deadline = Path(folder) / "lock", time.monotonic() + wait
     while True:
         file = _open_lock(path)
         try:
             _wait_for(file, folder, deadline)
-            is_there = what_is_at(path) == "file" and os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
-            if not is_there:  # while this process waited, another one has put a file of its own in the place
+            is_there = what_is_at(path) == "file" and os.path.samestat(
+                os.lstat(path), os.fstat(file.fileno())
+            )
+            # while this process waited, another one has put a file of its own in the place
+            if not is_there:
                 file.close()
                 continue
-            if os.fstat(file.fileno()).st_nlink > 1:  # of a copy by `cp -al`: the other folder keeps this file
+            # of a copy by `cp -al`: the other folder keeps this file
+            if os.fstat(file.fileno()).st_nlink > 1:
                 path.unlink()
                 file.close()
                 continue
             if not LOCK.fullmatch(os.pread(file.fileno(), 999, 0)):
-                raise UserError(f"{path}: is no lock of this project, and is not written over; move it away")
+                raise UserError(
+                    f"{path}: is no lock of this project, and is not written over; move it away"
+                )
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
@@ -429,31 +489,39 @@ def _wait_for(file, folder, deadline):
                 if time.monotonic() >= deadline:
                     owner = os.pread(file.fileno(), 99, 0).decode(errors="replace").strip()
                     owner = owner if owner and owner.isprintable() else "another process"
-                    raise InUse(f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir") from None
+                    raise InUse(
+                        f"{folder}: {owner} is running in it; wait, stop it, or take another out_dir"
+                    ) from None
                 time.sleep(0.1)
 
 
 MARKER = ".nanogate"  # in every folder that this project writes to: what kind it is
-NEW = ".new"  # in a folder whose files are to be replaced: the new ones, until all of them are whole
+# in a folder whose files are to be replaced: the new ones, until all of them are whole
+NEW = ".new"
 
 
 def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
-    """Makes the folder and marks it as one of this kind ("run", "data set", "export" ...), before anything is written.
+    """Makes the folder and marks it as one of this kind ("run", "data set", "export" ...), before
+    anything is written.
 
-    Returns whether it was one already, whose files the caller may remove. Raises UserError for a folder of another
-    kind and, unless overwrite, for one that holds anything else.
+    Returns whether it was one already, whose files the caller may remove. Raises UserError for a
+    folder of another kind and, unless overwrite, for one that holds anything else.
     """
     folder, marker = Path(folder), Path(folder) / MARKER
     with one_line(f"{folder}: cannot be written", OSError, ValueError):
         folder.mkdir(parents=True, exist_ok=True)
-        # the marker is looked for last: a process that shares the folder makes it before anything else
-        # a marked folder inside is an output of its own, as out/gla is in out
+        # the marker is looked for last: a process that shares the folder makes it before anything
+        # else a marked folder inside is an output of its own, as out/gla is in out
         inside = [file for file in folder.iterdir() if MARKER not in file.name]
         others = [file.name for file in inside if not os.path.isfile(file / MARKER)]
         refuse_no_file(marker)
         if marker.is_file():
-            if (marked := marker.read_text(encoding="utf-8", errors="replace").strip()[:40]) != kind:
-                raise UserError(f"{folder}: is the folder of another kind of output, {marked!r}; name another folder")
+            if (
+                marked := marker.read_text(encoding="utf-8", errors="replace").strip()[:40]
+            ) != kind:
+                raise UserError(
+                    f"{folder}: is the folder of another kind of output, {marked!r}; name another folder"
+                )
             return True
         if others and not overwrite:
             article = "an" if kind[0] in "aeio" else "a"
@@ -467,11 +535,12 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
 
 @contextlib.contextmanager
 def new_folder(folder: Path | str, index: str, old: Iterable[str] = ()) -> Iterator[Path]:
-    """Yields folder/.new, which is this process's alone. At the end its files, but those whose names begin with a
-    dot, replace those of the folder, and the `old` ones that it lacks go.
+    """Yields folder/.new, which is this process's alone. At the end its files, but those whose
+    names begin with a dot, replace those of the folder, and the `old` ones that it lacks go.
 
-    The index is the file that readers open first. It goes before all others and comes after them, so that a kill leaves
-    the old files, the new ones, or a folder without an index, which is refused.
+    The index is the file that readers open first. It goes before all others and comes after them,
+    so that a kill leaves the old files, the new ones, or a folder without an index, which is
+    refused.
     """
     folder, new = Path(folder), Path(folder) / NEW
     with one_line(f"{folder}: cannot be written", OSError):
@@ -494,7 +563,8 @@ def new_folder(folder: Path | str, index: str, old: Iterable[str] = ()) -> Itera
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
-        # what ends this process from here on leaves .new, which tells the next call whose the files are
+        # what ends this process from here on leaves .new, which tells the next call whose the files
+        # are
         for name in gone:
             (folder / name).unlink(missing_ok=True)
         for name in [*made, index]:

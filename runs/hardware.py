@@ -1,4 +1,5 @@
-"""What a run computes on: device, dtype, threads, the processes that share it. A run prints them at its start."""
+"""What a run computes on: device, dtype, threads, the processes that share it. A run prints them at
+its start."""
 
 import contextlib
 import datetime
@@ -20,9 +21,11 @@ from runs.streams import end_by, tell
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOO_SLOW = {("float16", "cpu")}  # (dtype, device): nine times slower than float32
-# how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's own are 30 minutes
+# how long processes wait for each other; rank 0 alone saves and runs the meters meanwhile. gloo's
+# own are 30 minutes
 MOST_WAIT = datetime.timedelta(minutes=10)
-SIGNAL_STEPS = 10  # several processes look for a signal every so many steps, at most: each look is a wait for all
+# several processes look for a signal every so many steps, at most: each look is a wait for all
+SIGNAL_STEPS = 10
 
 
 class Stopped(Exception):
@@ -39,7 +42,8 @@ def autocast(device_type: str, dtype: str) -> torch.autocast:
 
 
 def pick_device(name: str) -> str:
-    """auto: a GPU where there is one; cuda:1 is the second. Raises UserError for a device this machine lacks."""
+    """auto: a GPU where there is one; cuda:1 is the second. Raises UserError for a device this
+    machine lacks."""
     has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return next(device for device in ("cuda", "mps", "cpu") if has[device])
@@ -47,8 +51,14 @@ def pick_device(name: str) -> str:
     configurator.check_choice("device", kind, ("auto", *has))
     if not has[kind]:
         raise UserError(f"device={name!r}: this machine has none (device=auto takes what there is)")
-    if kind == "cuda" and index and not (index.isdecimal() and int(index) < torch.cuda.device_count()):
-        raise UserError(f"device={name!r}: this machine's last one is cuda:{torch.cuda.device_count() - 1}")
+    if (
+        kind == "cuda"
+        and index
+        and not (index.isdecimal() and int(index) < torch.cuda.device_count())
+    ):
+        raise UserError(
+            f"device={name!r}: this machine's last one is cuda:{torch.cuda.device_count() - 1}"
+        )
     return name
 
 
@@ -70,20 +80,40 @@ def fastest_dtype(device: str) -> str:
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if device == "mps":
         return "float32"
-    return "bfloat16" if gemm_rate(device, "bfloat16") > 1.3 * gemm_rate(device, "float32") else "float32"
+    return (
+        "bfloat16"
+        if gemm_rate(device, "bfloat16") > 1.3 * gemm_rate(device, "float32")
+        else "float32"
+    )
 
 
-# FLOP/s of dense matrix products in bfloat16 (V100, T4: float16), by the data sheets. A pattern is looked for in the
-# name that the driver gives; the first one found counts
+# FLOP/s of dense matrix products in bfloat16 (V100, T4: float16), by the data sheets. A pattern is
+# looked for in the name that the driver gives; the first one found counts
 PEAK_FLOPS = {
-    "B200": 2250e12, "H200 NVL": 835e12, "G?H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12,
-    "A100": 312e12, "A40": 149.7e12, "A30": 165e12, "A10": 125e12, "A10G": 70e12, "L40S": 362e12, "L40": 181e12,
-    "L4": 121e12, "RTX 4090$": 165e12, "RTX 3090$": 71e12, "V100": 125e12, "T4": 65e12,
-}  # fmt: skip
+    "B200": 2250e12,
+    "H200 NVL": 835e12,
+    "G?H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "A40": 149.7e12,
+    "A30": 165e12,
+    "A10": 125e12,
+    "A10G": 70e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "RTX 4090$": 165e12,
+    "RTX 3090$": 71e12,
+    "V100": 125e12,
+    "T4": 65e12,
+}
 
 
 def peak_flops(device: str, dtype: str) -> tuple[float, str]:
-    """(FLOP/s that one device can reach, how it is known): by its data sheet, or measured, where it is in no table."""
+    """(FLOP/s that one device can reach, how it is known): by its data sheet, or measured, where it
+    is in no table."""
     name = torch.cuda.get_device_name() if device == "cuda" else ""
     if "MIG" not in name:  # a part of a GPU
         for pattern, flops in PEAK_FLOPS.items():
@@ -95,10 +125,13 @@ def peak_flops(device: str, dtype: str) -> tuple[float, str]:
 
 
 def gemm_rate(device: str, dtype: str) -> float:
-    """FLOP/s of a matrix product, the fastest of 0.05 s of them: a noisy neighbour can only make one slower."""
-    # on a CPU about a millisecond, whatever the number of threads: some are then measured between a neighbour's turns
+    """FLOP/s of a matrix product, the fastest of 0.05 s of them: a noisy neighbour can only make
+    one slower."""
+    # on a CPU about a millisecond, whatever the number of threads: some are then measured between a
+    # neighbour's turns
     n = 256 * round((2 * torch.get_num_threads()) ** (1 / 3)) if device == "cpu" else 4096
-    a = torch.linspace(-1, 1, n * n, device=device).view(n, n).to(DTYPES[dtype])  # a run's random state stays its own
+    # a run's random state stays its own
+    a = torch.linspace(-1, 1, n * n, device=device).view(n, n).to(DTYPES[dtype])
     seconds_of(lambda: a[:64] @ a, device)  # warms up
     seconds = []
     while sum(seconds) < 0.05:
@@ -120,8 +153,9 @@ def usable_cores() -> int:
 
 
 def cpu_threads(threads: int, processes: int = 1) -> int:
-    """CPU threads of each of the processes of this machine: as many as are asked for, in the key or in OMP_NUM_THREADS,
-    or the cores divided. torchrun sets OMP_NUM_THREADS=1 by itself, so that its 1 asks for nothing."""
+    """CPU threads of each of the processes of this machine: as many as are asked for, in the key or
+    in OMP_NUM_THREADS, or the cores divided. torchrun sets OMP_NUM_THREADS=1 by itself, so that its
+    1 asks for nothing."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if not threads and asked.isdecimal() and int(asked) > (processes > 1):
         return int(asked)
@@ -129,11 +163,14 @@ def cpu_threads(threads: int, processes: int = 1) -> int:
 
 
 def places_of_torchrun() -> tuple[int, ...]:
-    """(rank, world size, local rank, local world size): what torchrun has set, or those of one process alone."""
+    """(rank, world size, local rank, local world size): what torchrun has set, or those of one
+    process alone."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return 0, 1, 0, 1
-    if lacking := [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+    if lacking := [
+        name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
+    ]:
         raise UserError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, and {', '.join(lacking)} is not: start several processes "
             "with torchrun, or `unset WORLD_SIZE`"
@@ -145,10 +182,12 @@ def places_of_torchrun() -> tuple[int, ...]:
 def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
     """Inside, the first SIGTERM, Ctrl-C, SIGHUP or SIGUSR1 calls handler(number).
 
-    A second SIGTERM or Ctrl-C ends a process that is alone at once, and says so; one within a second is the same, sent
-    twice, as by systemd to all processes. Under nohup SIGHUP stays ignored.
+    A second SIGTERM or Ctrl-C ends a process that is alone at once, and says so; one within a
+    second is the same, sent twice, as by systemd to all processes. Under nohup SIGHUP stays
+    ignored.
     """
-    asks = [signal.SIGTERM, signal.SIGINT]  # a shell starts what is in the background deaf to SIGINT: not any more
+    # a shell starts what is in the background deaf to SIGINT: not any more
+    asks = [signal.SIGTERM, signal.SIGINT]
     tells, since = [signal.SIGHUP, signal.SIGUSR1], {}
 
     def call(number, frame):
@@ -169,13 +208,14 @@ def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
 
 
 class Processes(contextlib.AbstractContextManager):
-    """This process among those that torchrun started, or one alone: rank, world_size, device. In a script,
-    `with Processes(device, threads) as processes:` is the whole of the program."""
+    """This process among those that torchrun started, or one alone: rank, world_size, device. In a
+    script, `with Processes(device, threads) as processes:` is the whole of the program."""
 
     def __init__(self, device_name, threads, wait=MOST_WAIT):
         self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
         self.is_main, self.signal, self.device = self.rank == 0, 0, pick_device(device_name)
-        if self.device == "mps" and self.world_size > 1:  # gloo, which joins the processes, does not know it
+        # gloo, which joins the processes, does not know it
+        if self.device == "mps" and self.world_size > 1:
             raise UserError("device='mps': is for one process; with torchrun add --device=cpu")
         self.device_type = self.device.partition(":")[0]
         is_cuda = self.device_type == "cuda"
@@ -187,23 +227,30 @@ class Processes(contextlib.AbstractContextManager):
             if self.local_size > (n := torch.cuda.device_count()):
                 raise UserError(f"{self.local_size} processes for {n} GPUs: lower --nproc_per_node")
             torch.cuda.set_device(self.device)
-            torch.set_float32_matmul_precision("high")  # TF32: float32 products would be slow without it
+            # TF32: float32 products would be slow without it
+            torch.set_float32_matmul_precision("high")
         if self.world_size == 1:
             return
         store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=MOST_WAIT))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun's own store lives through restarts, and has the addresses of the dead: every attempt has
-            # names of its own. Otherwise the store is new, and torchruns that were started later count otherwise
+            # torchrun's own store lives through restarts, and has the addresses of the dead: every
+            # attempt has names of its own. Otherwise the store is new, and torchruns that were
+            # started later count otherwise
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
             store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
         torch.distributed.init_process_group(
             # gloo for what is on the CPU: the processes can agree there without a wait for the GPU
-            "cpu:gloo,cuda:nccl" if is_cuda else "gloo", store=store, rank=rank, world_size=world_size,
-            timeout=wait, device_id=torch.device(self.device) if is_cuda else None,
-        )  # fmt: skip
+            "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=wait,
+            device_id=torch.device(self.device) if is_cuda else None,
+        )
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the CPU in memory from which a GPU copies while nobody waits; any thread may call it."""
+        """A tensor of the CPU in memory from which a GPU copies while nobody waits; any thread may
+        call it."""
         if self.device_type != "cuda":
             return tensor
         torch.cuda.set_device(self.device)  # a new thread's is the first GPU
@@ -225,23 +272,27 @@ class Processes(contextlib.AbstractContextManager):
         return values
 
     def check_same(self, value: object, what: str, advice: str) -> None:
-        """Raises UserError, on every process, unless the value is the same on all: machines may see other files. Of a
-        dict the message names the first entry that differs, instead of what."""
+        """Raises UserError, on every process, unless the value is the same on all: machines may see
+        other files. Of a dict the message names the first entry that differs, instead of what."""
         (first, first_host), *others = self.from_all((value, socket.gethostname()))
         for rank, (other, host) in enumerate(others, 1):
             if other != first:
                 if isinstance(other, dict):
-                    what = next(name for name in first | other if first.get(name) != other.get(name))
+                    what = next(
+                        name for name in first | other if first.get(name) != other.get(name)
+                    )
                 raise UserError(
                     f"{what} is another one for rank {rank} on {host} than for rank 0 on {first_host}: {advice}"
                 )
 
     def on_main(self, function: Callable, *args: object) -> None:
-        """Calls it on rank 0, for which the others wait. A UserError there is raised on every process."""
+        """Calls it on rank 0, for which the others wait. A UserError there is raised on every
+        process."""
         self.on_all(lambda: function(*args) if self.is_main else None)
 
     def on_all(self, function: Callable, *args: object) -> Any:
-        """Calls it on every process, and returns its own result. A UserError of one of them is raised on all."""
+        """Calls it on every process, and returns its own result. A UserError of one of them is
+        raised on all."""
         result, error = None, None
         try:
             result = function(*args)
@@ -252,9 +303,10 @@ class Processes(contextlib.AbstractContextManager):
         return result
 
     def signals_held(self, what_happens: Callable[[], str]) -> contextlib.AbstractContextManager:
-        """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until one of the next three methods is called. What happens
-        then is printed at once, and what a second one does."""
-        is_alone = self.world_size == 1 and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun tells it once more
+        """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until one of the next three methods is
+        called. What happens then is printed at once, and what a second one does."""
+        # torchrun tells it once more
+        is_alone = self.world_size == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
 
         def handler(number):
             self.signal = number
@@ -265,7 +317,8 @@ class Processes(contextlib.AbstractContextManager):
         return signals_to(handler, is_alone)
 
     def any_signal(self) -> int:
-        """The number of the signal that any of the processes has got by now, or 0: the same answer on all."""
+        """The number of the signal that any of the processes has got by now, or 0: the same answer
+        on all."""
         if self.world_size == 1:
             return self.signal
         number = torch.tensor(self.signal)  # on the CPU: nobody waits for a GPU
@@ -273,7 +326,8 @@ class Processes(contextlib.AbstractContextManager):
         return int(number)
 
     def stop_signal(self, step: int, log_interval: int) -> int:
-        """any_signal before this step; several processes ask in some of the steps only, and else find 0."""
+        """any_signal before this step; several processes ask in some of the steps only, and else
+        find 0."""
         if self.world_size > 1 and step % min(log_interval, SIGNAL_STEPS):
             return 0
         return self.any_signal()
@@ -286,8 +340,9 @@ class Processes(contextlib.AbstractContextManager):
     def __exit__(self, kind, error, trace):
         """Under torchrun the process ends here, with the status of the error, or 0.
 
-        DDP keeps gloo's threads alive past destroy_process_group. One that lets go of its last tensor while Python
-        shuts down aborts the process (pytorch issue 190489): so there is no shutdown.
+        DDP keeps gloo's threads alive past destroy_process_group. One that lets go of its last
+        tensor while Python shuts down aborts the process (pytorch issue 190489): so there is no
+        shutdown.
         """
         if self.world_size == 1:
             return

@@ -1,8 +1,9 @@
-"""The refusal of what this machine clearly has no memory for, by arithmetic, before a program takes or writes anything.
+"""The refusal of what this machine clearly has no memory for, by arithmetic, before a program takes
+or writes anything.
 
-Counted are the weights, their gradients and AdamW's two moments or Muon's one, the rows of a step and one vector a
-token: a step takes several times as much. Where torch reports a shortage all the same, configurator.report ends with
-one line.
+Counted are the weights, their gradients and AdamW's two moments or Muon's one, the rows of a step
+and one vector a token: a step takes several times as much. Where torch reports a shortage all the
+same, configurator.report ends with one line.
 """
 
 import math
@@ -28,11 +29,13 @@ VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 def ram_available() -> int:
-    """Bytes of RAM that this process may still take: the least that the machine, its container or job and ulimit leave.
-    Where the system does not say, all RAM of the machine."""
+    """Bytes of RAM that this process may still take: the least that the machine, its container or
+    job and ulimit leave. Where the system does not say, all RAM of the machine."""
     left = [of_groups(), of_ulimit()]
     in_kb = re.search(r"MemAvailable: +(\d+) kB", text_of(PROC / "meminfo"))
-    left.append(1024 * int(in_kb[1]) if in_kb else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    left.append(
+        1024 * int(in_kb[1]) if in_kb else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
     return int(min(left))
 
 
@@ -45,7 +48,8 @@ def text_of(file: Path) -> str:
 
 
 def of_groups() -> float:
-    """Bytes that the control groups of this process leave it, such as a container's or those of a job of SLURM."""
+    """Bytes that the control groups of this process leave it, such as a container's or those of a
+    job of SLURM."""
     left = math.inf
     for line in text_of(PROC / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -53,7 +57,8 @@ def of_groups() -> float:
             continue
         root = CGROUPS / "memory" if controllers else CGROUPS
         group = root / path.lstrip("/")
-        # the limit of a group holds for those in it; a container sees its own as the root, and the path is not there
+        # the limit of a group holds for those in it; a container sees its own as the root, and the
+        # path is not there
         for folder in [group, *group.parents]:
             if folder == root or root in folder.parents:
                 left = min(left, of_group(folder, VERSION_1 if controllers else VERSION_2))
@@ -66,7 +71,9 @@ def of_group(folder: Path, names: tuple[str, str]) -> float:
     if not limit.isdigit() or not used.isdigit():  # "max", or no group
         return math.inf
     # pages of files count as used, and are given back when they are wanted
-    cached = re.search(r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
+    cached = re.search(
+        r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE
+    )
     return max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0))
 
 
@@ -74,7 +81,11 @@ def of_ulimit() -> float:
     """Bytes that `ulimit -v` leaves this process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     used = re.search(r"VmSize:\s+(\d+) kB", text_of(PROC / "self" / "status"))
-    return math.inf if limit == resource.RLIM_INFINITY or not used else max(0, limit - 1024 * int(used[1]))
+    return (
+        math.inf
+        if limit == resource.RLIM_INFINITY or not used
+        else max(0, limit - 1024 * int(used[1]))
+    )
 
 
 class NotEnoughMemory(UserError):
@@ -82,8 +93,8 @@ class NotEnoughMemory(UserError):
 
 
 class NoRandomStart(TorchFunctionMode):
-    """Leaves new weights as memory has them, which spares time: of a large model, and 1.3 s on the meta device, where
-    torch would import its compiler."""
+    """Leaves new weights as memory has them, which spares time: of a large model, and 1.3 s on the
+    meta device, where torch would import its compiler."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -93,9 +104,11 @@ class NoRandomStart(TorchFunctionMode):
 
 
 def without_data(config: GPTConfig) -> GPT:
-    """The model on the meta device, where tensors have shapes alone. Raises NotEnoughMemory for uncountable sizes."""
+    """The model on the meta device, where tensors have shapes alone. Raises NotEnoughMemory for
+    uncountable sizes."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"), NoRandomStart():  # a GPT draws its seed
+        # a GPT draws its seed
+        with torch.random.fork_rng(devices=[]), torch.device("meta"), NoRandomStart():
             return GPT(config)
     except (RuntimeError, TypeError, OverflowError) as error:
         if "overflow" not in str(error).lower():
@@ -104,8 +117,11 @@ def without_data(config: GPTConfig) -> GPT:
 
 
 def check(config, needed: float, device: str, processes_here: int = 1) -> None:
-    """NotEnoughMemory, unless config.memory_check is false, where each of processes_here has fewer bytes left."""
-    available = torch.cuda.mem_get_info()[0] if device == "cuda" else ram_available() // processes_here
+    """NotEnoughMemory, unless config.memory_check is false, where each of processes_here has fewer
+    bytes left."""
+    available = (
+        torch.cuda.mem_get_info()[0] if device == "cuda" else ram_available() // processes_here
+    )
     if needed > available and config.memory_check:
         raise NotEnoughMemory(
             f"at least {tqdm.format_sizeof(needed, 'B')} of memory would be needed, and "
@@ -114,12 +130,14 @@ def check(config, needed: float, device: str, processes_here: int = 1) -> None:
 
 
 def of_pass(config: GPTConfig, tokens: int, dataset: Dataset, block_size: int) -> int:
-    """Bytes of ids, labels and one vector a token, and of what evaluate.score adds up at each position of a slice."""
+    """Bytes of ids, labels and one vector a token, and of what evaluate.score adds up at each
+    position of a slice."""
     return (16 + 4 * config.n_embd) * tokens + 48 * block_size * max(1, len(dataset.slices))
 
 
 def check_training(config, dataset: Dataset, processes: Processes) -> None:
-    """NotEnoughMemory for a run that fits neither in RAM, where its model is made, nor on its device."""
+    """NotEnoughMemory for a run that fits neither in RAM, where its model is made, nor on its
+    device."""
     weights = sum(p.nbytes for p in without_data(config).parameters())
     tokens = config.batch_size * dataset.longest("train", config.block_size)
     rows = 16 * tokens * (config.gradient_accumulation_steps // processes.world_size)
@@ -130,12 +148,20 @@ def check_training(config, dataset: Dataset, processes: Processes) -> None:
     check(config, needed, processes.device_type, processes.local_size)
 
 
-def check_evaluation(config, model: GPT, dataset: Dataset, block_size: int, processes_here: int = 1) -> None:
-    """NotEnoughMemory for the rows of evaluate.py or meters.py; UserError for windows longer than the text."""
+def check_evaluation(
+    config, model: GPT, dataset: Dataset, block_size: int, processes_here: int = 1
+) -> None:
+    """NotEnoughMemory for the rows of evaluate.py or meters.py; UserError for windows longer than
+    the text."""
     counts, length = dataset.counts(config.split), dataset.longest(config.split, block_size)
     tokens = counts["tokens"]
     if dataset.kind == "stream" and block_size > max(model.config.block_size, tokens - 1):
-        raise UserError(f"block_size={block_size}: {config.split} has {tokens} tokens, so {tokens - 1} reads all of it")
-    rows = min(getattr(config, "batch_size", None) or config.rows, counts.get("rows") or -(-tokens // length))
+        raise UserError(
+            f"block_size={block_size}: {config.split} has {tokens} tokens, so {tokens - 1} reads all of it"
+        )
+    rows = min(
+        getattr(config, "batch_size", None) or config.rows,
+        counts.get("rows") or -(-tokens // length),
+    )
     needed = of_pass(model.config, rows * length, dataset, block_size)
     check(config, needed, model.wte.weight.device.type, processes_here)

@@ -6,8 +6,9 @@
         out.save(checkpoint, is_best=True)                  # best.pt, ckpt.pt
         out.wait()                                          # checkpoint=sharded: until they are written
 
-Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are all it takes to go on. Under torchrun
-every process makes these calls: rank 0 writes, and a UserError of rank 0 is raised by all of them.
+Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are all it takes to go
+on. Under torchrun every process makes these calls: rank 0 writes, and a UserError of rank 0 is
+raised by all of them.
 """
 
 import contextlib
@@ -38,7 +39,8 @@ from runs.parallel import gathered
 from runs.rules import wrong_field
 
 ROOT = Path(__file__).resolve().parents[1]
-# what a line of metrics.jsonl has, and one of each event besides; rules.wrong_field says how the tables are read
+# what a line of metrics.jsonl has, and one of each event besides; rules.wrong_field says how the
+# tables are read
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}
 NUMBER, NOT_NEGATIVE, SECONDS = (float, -1e30, 1e30), (float, 0, 1e30), (float, 0, 1e12)
 EVALUATED = {"val_loss": NOT_NEGATIVE, "accuracy": (float, 0, 1), "labels": (int, 1, 1 << 60)}
@@ -60,8 +62,8 @@ OF_OTHER_SCRIPTS = {
 
 @dataclasses.dataclass
 class Shards:
-    """A checkpoint in shards: its step, the name of their folder, all that is not in them, {file: SHA-256} or None
-    while they are written."""
+    """A checkpoint in shards: its step, the name of their folder, all that is not in them, {file:
+    SHA-256} or None while they are written."""
 
     step: int
     name: str
@@ -83,9 +85,11 @@ class OutDir:
         self.config, self.processes, self.resumed = config, processes, resumed
         self.lock = self.metrics = self.board = None
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
-        # checkpoint=sharded: a save under way; the shards of the last one; how the processes agree on a save
+        # checkpoint=sharded: a save under way; the shards of the last one; how the processes agree
+        # on a save
         self.saving = self.shards = self.group = None
-        self.ended = None  # the row of the end, on rank 0, if the run had ended at the step from which it goes on
+        # the row of the end, on rank 0, if the run had ended at the step from which it goes on
+        self.ended = None
 
     def __enter__(self):
         self.processes.on_main(self._lock)
@@ -104,7 +108,8 @@ class OutDir:
         self.processes.on_main(self._start, about, first_step)
 
     def log(self, **row: object) -> None:
-        """A line of metrics.jsonl, written at once. A number that is not finite is no JSON, and raises ValueError."""
+        """A line of metrics.jsonl, written at once. A number that is not finite is no JSON, and
+        raises ValueError."""
         if self.metrics is not None:
             self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
             self.metrics.flush()
@@ -112,15 +117,20 @@ class OutDir:
                 add_row(self.board, row)
 
     def save(self, checkpoint: dict, is_best: bool = False) -> None:
-        """Writes ckpt.pt. If it is the best, the file is best.pt before it is ckpt.pt, which vouches for the others.
+        """Writes ckpt.pt. If it is the best, the file is best.pt before it is ckpt.pt, which
+        vouches for the others.
 
-        checkpoint=sharded: only copies the tensors; ckpt.pt comes when all processes have written theirs. A second
-        save of the same step, as the best, takes the shards of the first one, and waits for nothing.
+        checkpoint=sharded: only copies the tensors; ckpt.pt comes when all processes have written
+        theirs. A second save of the same step, as the best, takes the shards of the first one, and
+        waits for nothing.
         """
         if self.config.checkpoint == "whole":
-            self.processes.on_main(self._save, gathered(checkpoint, self.processes.is_main), is_best)
+            self.processes.on_main(
+                self._save, gathered(checkpoint, self.processes.is_main), is_best
+            )
             return
-        # the names of parameters stay: before the first step they have no moments, and nothing in a file of shards
+        # the names of parameters stay: before the first step they have no moments, and nothing in a
+        # file of shards
         state = {parameter: {} for parameter in checkpoint["optimizer"]["state"]}
         rest = checkpoint | {"model": {}, "optimizer": checkpoint["optimizer"] | {"state": state}}
         if self.shards is not None and self.shards.step == checkpoint["iter_num"]:
@@ -132,7 +142,9 @@ class OutDir:
         name = self.processes.from_main(f"{checkpoint['iter_num']}-{secrets.token_hex(4)}")
         self.shards = Shards(checkpoint["iter_num"], name, rest, is_best)
         folder = self.path / sharded.FOLDERS / name
-        self.saving = sharded.save(folder, sharded.flat(checkpoint), self.group, self._save_with_shards)
+        self.saving = sharded.save(
+            folder, sharded.flat(checkpoint), self.group, self._save_with_shards
+        )
 
     def wait(self) -> None:
         """Until the last save is on the disk. Raises UserError."""
@@ -140,7 +152,7 @@ class OutDir:
         if saving is not None:
             sharded.wait(saving)
 
-    # -- on rank 0 -----------------------------------------------------------------------------------------------------
+    # -- on rank 0 ---------------------------------------------------------------------------------
 
     def _lock(self):
         files.claim(self.path, "run", self.config.overwrite)
@@ -153,7 +165,8 @@ class OutDir:
         files.check_inside(self.path, names, [*sorted(folders), "tensorboard", sharded.FOLDERS])
         files.check_inside(self.path, code)
         self.lock = files.lock(self.path)
-        # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt alone
+        # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt
+        # alone
         names = ["ckpt.pt"] if self.config.init_from == "auto" else ["ckpt.pt", "best.pt"]
         there = [name for name in names if (self.path / name).is_file()]
         if there and self.resumed is None and not self.config.overwrite:
@@ -163,18 +176,26 @@ class OutDir:
                 "--overwrite=true starts over"
             )
         # ckpt.pt was read before the lock was there: the run before may have saved once more
-        if self.resumed is not None and os.stat(self.path / "ckpt.pt").st_mtime_ns != self.resumed["written"]:
+        if (
+            self.resumed is not None
+            and os.stat(self.path / "ckpt.pt").st_mtime_ns != self.resumed["written"]
+        ):
             self.lock.close()
-            raise UserError(f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again")
+            raise UserError(
+                f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again"
+            )
         files.remove_leftovers(self.path)
 
     def _start(self, about, first_step):
         if first_step:
-            # a run that goes on from step n has lost what came after. The evaluation at n came after the save: if it
-            # is better than the best so far, the run ended before it was saved once more, as best.pt
+            # a run that goes on from step n has lost what came after. The evaluation at n came
+            # after the save: if it is better than the best so far, the run ended before it was
+            # saved once more, as best.pt
             best = self.resumed["best_val_loss"]
             for row in read_metrics(self.rows):
-                is_saved = row["step"] == first_step and row["event"] == "eval" and row["val_loss"] >= best
+                is_saved = (
+                    row["step"] == first_step and row["event"] == "eval" and row["val_loss"] >= best
+                )
                 if row["step"] < first_step or is_saved:
                     self.kept.append(row)
                 elif row["step"] == first_step and row["event"] == "end":
@@ -182,8 +203,11 @@ class OutDir:
         if self.config.logger == "tensorboard":
             with files.one_line("logger='tensorboard': pip install tensorboard", ImportError):
                 from torch.utils.tensorboard import SummaryWriter
-            # hides what was logged of first_step and later, which is undone, but for the rows that are kept
-            self.board = SummaryWriter(files.make_folder(self.path / "tensorboard"), purge_step=first_step)
+            # hides what was logged of first_step and later, which is undone, but for the rows that
+            # are kept
+            self.board = SummaryWriter(
+                files.make_folder(self.path / "tensorboard"), purge_step=first_step
+            )
             for row in (row for row in self.kept if row["step"] >= first_step):
                 add_row(self.board, row)
         if self.resumed is None:
@@ -198,8 +222,8 @@ class OutDir:
         self.metrics = files.open_to_append(self.rows)
 
     def _remove_old_run(self):
-        """Removes what would be taken for this run's: checkpoints, and what meters.py and plot.py have written. Without
-        overwrite a file of somebody else stays."""
+        """Removes what would be taken for this run's: checkpoints, and what meters.py and plot.py
+        have written. Without overwrite a file of somebody else stays."""
         for file in self._checkpoints():
             file.unlink()
         for name, kind in OF_OTHER_SCRIPTS.items():
@@ -217,13 +241,15 @@ class OutDir:
         files.make_folder(self.path / "code")
         for name in code_of_the_project():
             copy = self.path / "code" / name
-            for parent in reversed(Path(name).parents[:-1]):  # of "mine/fast/scan.py" mine, then mine/fast
+            # of "mine/fast/scan.py" mine, then mine/fast
+            for parent in reversed(Path(name).parents[:-1]):
                 files.make_folder(self.path / "code" / parent)
             content = (ROOT / name).read_bytes()
             files.write_whole(copy, lambda file, content=content: file.write(content))
 
     def _save(self, state, is_best):
-        os.fsync(self.metrics.fileno())  # the rows of all steps before this one are on the disk first
+        # the rows of all steps before this one are on the disk first
+        os.fsync(self.metrics.fileno())
         if self.board is not None:
             self.board.flush()
         file = self.path / ("best.pt" if is_best else "ckpt.pt")
@@ -249,10 +275,18 @@ class OutDir:
                 self._save(*self.shards.checkpoint())
 
     def _remove_shards(self):
-        """Removes the folders of shards that no checkpoint needs, such as those that a kill has left."""
-        there = [folder for folder in (self.path / sharded.FOLDERS).glob("*") if sharded.NAME.fullmatch(folder.name)]
+        """Removes the folders of shards that no checkpoint needs, such as those that a kill has
+        left."""
+        there = [
+            folder
+            for folder in (self.path / sharded.FOLDERS).glob("*")
+            if sharded.NAME.fullmatch(folder.name)
+        ]
         files = self._checkpoints() if there else []
-        needed = [checkpoints.load_torch(file, mapped=True).get("shards", {}).get("folder") for file in files]
+        needed = [
+            checkpoints.load_torch(file, mapped=True).get("shards", {}).get("folder")
+            for file in files
+        ]
         for folder in there:
             if folder.name not in needed:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -264,8 +298,8 @@ def kept_checkpoint(step: int) -> str:
 
 
 def read_metrics(file: Path) -> list[dict]:
-    """The rows of a run's metrics.jsonl; none where there is no file. Raises UserError, which names the line and the
-    field, for one that is damaged or lacks what rows of its event have."""
+    """The rows of a run's metrics.jsonl; none where there is no file. Raises UserError, which names
+    the line and the field, for one that is damaged or lacks what rows of its event have."""
     rows = files.read_jsonl(file, ROW)
     for number, row in enumerate(rows, 1):
         if wrong := wrong_field(row, OF_EVENT.get(row["event"], {})):
@@ -274,27 +308,34 @@ def read_metrics(file: Path) -> list[dict]:
 
 
 def code_of_the_project() -> list[str]:
-    """The files of code, but for tests: those at most a folder deep, and all that they import, however deep it lies.
-    They are enough to run any script of a run."""
-    found = [file.relative_to(ROOT) for pattern in ("[!.]*.py", "[!.]*/[!.]*.py") for file in ROOT.glob(pattern)]
+    """The files of code, but for tests: those at most a folder deep, and all that they import,
+    however deep it lies. They are enough to run any script of a run."""
+    found = [
+        file.relative_to(ROOT)
+        for pattern in ("[!.]*.py", "[!.]*/[!.]*.py")
+        for file in ROOT.glob(pattern)
+    ]
     return imported_files(ROOT, [str(file) for file in found if file.parts[0] != "tests"])
 
 
 def check_same_start(processes: Processes, config: Any, paths: Collection[str]) -> None:
-    """Raises UserError, on every process, unless all have the same code and keys, but for threads and those in paths:
-    what lies there is for the caller to compare."""
+    """Raises UserError, on every process, unless all have the same code and keys, but for threads
+    and those in paths: what lies there is for the caller to compare."""
     if processes.world_size > 1:
         keys = dataclasses.asdict(config) | dict.fromkeys((*paths, "threads"))
         processes.check_same(keys, "the config", "start all processes with the same keys")
-        processes.check_same(sha256_of(code_of_the_project()), "the code", "give all machines the same code")
+        processes.check_same(
+            sha256_of(code_of_the_project()), "the code", "give all machines the same code"
+        )
 
 
 def code_sha256() -> tuple[str, dict[str, str]]:
     """(SHA-256 of the code of a run, {file: its own SHA-256}).
 
-    The code is train.py and every file of the repository that it imports, directly or through others. It is read off
-    the files (runs/imports.py): all runs of one state of the repository have the same hash, whichever options they have
-    and whichever of the modules those have loaded. Rows of an experiment whose hashes differ are of different code.
+    The code is train.py and every file of the repository that it imports, directly or through
+    others. It is read off the files (runs/imports.py): all runs of one state of the repository have
+    the same hash, whichever options they have and whichever of the modules those have loaded. Rows
+    of an experiment whose hashes differ are of different code.
     """
     by_file = sha256_of(imported_files(ROOT, ["train.py"]))
     return hashlib.sha256(json.dumps(by_file).encode()).hexdigest(), by_file
@@ -305,25 +346,45 @@ def sha256_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    return {"python": sys.version.split()[0], "torch": str(torch.__version__), "numpy": numpy.__version__}
+    return {
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+    }
 
 
 def git_state() -> dict[str, str | bool | None]:
-    """{"git_commit": the commit that is checked out, "git_dirty": whether code differs from it}, or None for both:
-    without git, and in a copy of the project that is no repository."""
+    """{"git_commit": the commit that is checked out, "git_dirty": whether code differs from it}, or
+    None for both: without git, and in a copy of the project that is no repository."""
     # of this very folder: a repository around a copy of the project has commits of something else
-    command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", "status", "--porcelain=v2", "--branch", "--"]
+    command = [
+        "git",
+        f"--git-dir={ROOT / '.git'}",
+        f"--work-tree={ROOT}",
+        "status",
+        "--porcelain=v2",
+        "--branch",
+        "--",
+    ]
     try:
         words = [*command, "*.py", ":!tests", ":!config", ":!results"]
-        commit, _, *rest = subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout.splitlines()
+        commit, _, *rest = subprocess.run(
+            words, cwd=ROOT, capture_output=True, check=True
+        ).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         return {"git_commit": None, "git_dirty": None}
-    return {"git_commit": commit.split()[-1].decode(), "git_dirty": not all(line[:1] == b"#" for line in rest)}
+    return {
+        "git_commit": commit.split()[-1].decode(),
+        "git_dirty": not all(line[:1] == b"#" for line in rest),
+    }
 
 
 def add_row(board: Any, row: dict) -> None:
-    """Adds every number of a row, at any depth, as a curve: "train/loss", "eval/meters/branch/0", ..."""
-    parts: list[tuple[str, Any]] = [(row["event"], {key: x for key, x in row.items() if key not in ("event", "step")})]
+    """Adds every number of a row, at any depth, as a curve: "train/loss", "eval/meters/branch/0",
+    ..."""
+    parts: list[tuple[str, Any]] = [
+        (row["event"], {key: x for key, x in row.items() if key not in ("event", "step")})
+    ]
     for name, value in parts:  # grows meanwhile
         if isinstance(value, dict | list):
             items = value.items() if isinstance(value, dict) else enumerate(value)

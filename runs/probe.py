@@ -1,6 +1,8 @@
-"""Looks inside a model as it runs, by hooks that live as long as one call: a layer's meters, the first bad tensor.
+"""Looks inside a model as it runs, by hooks that live as long as one call: a layer's meters, the
+first bad tensor.
 
-What each meter means is in docs/meters.md; meters.py prints them for a checkpoint, and train.py logs the cheap ones.
+What each meter means is in docs/meters.md; meters.py prints them for a checkpoint, and train.py
+logs the cheap ones.
 """
 
 import contextlib
@@ -28,17 +30,22 @@ COLLAPSE = 0.05
 INDUCTION_ROWS = 4
 # what query_meters measures
 BY_QUERY = ("share", "to_sink", "token_0_before", "token_0_after", "effective", "effective_uniform")
-WEIGHTS_AT_ONCE = 1 << 22  # entries of the weights that the sink meter holds at once, at least a row's
+# entries of the weights that the sink meter holds at once, at least a row's
+WEIGHTS_AT_ONCE = 1 << 22
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
 TRAINING_LENGTH = 2048  # of each row, at most: the weights of more would take GBs
 SPIKE_WINDOW, SPIKE_AT_LEAST, SPIKE_DEVIATIONS = 100, 20, 5
 
 
 @torch.no_grad()
-def probe(model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtype: str = "float32") -> list:
-    """Runs the model on inputs (B, T) and calls measure(seen) after each block. Returns the results by layer.
+def probe(
+    model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtype: str = "float32"
+) -> list:
+    """Runs the model on inputs (B, T) and calls measure(seen) after each block. Returns the results
+    by layer.
 
-    A gate that is in no block, but runs before one, is seen in that layer. The model is left without hooks.
+    A gate that is in no block, but runs before one, is seen in that layer. The model is left
+    without hooks.
     """
     results, was_training = [], model.training
     names = {block: names_of_gates(model, block) for block in model.blocks}
@@ -49,10 +56,17 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtyp
         scale = 1 / at_least_float32(stream).norm(dim=-1, keepdim=True).clamp(min=1e-30)
         if block.post_norm:  # the norm behind the mixer scales a part of y as it scales y
             y, norm = at_least_float32(y), block.norm_1
-            size = y.var(-1, correction=0) if isinstance(norm, torch.nn.LayerNorm) else y.square().mean(-1)
+            size = (
+                y.var(-1, correction=0)
+                if isinstance(norm, torch.nn.LayerNorm)
+                else y.square().mean(-1)
+            )
             scale = scale * norm.weight * (size[..., None] + norm.eps).rsqrt()
             y = norm(y)
-        gates: dict = {name: [call for call in notes.calls if call.gate is gate] for gate, name in names[block].items()}
+        gates: dict = {
+            name: [call for call in notes.calls if call.gate is gate]
+            for gate, name in names[block].items()
+        }
         seen = Seen(
             block.mixer, notes.x, y, notes.projection, notes.o, notes.readout,
             gates={name: calls for name, calls in gates.items() if calls},
@@ -64,7 +78,9 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtyp
     with contextlib.ExitStack() as stack:
         stack.callback(model.train, was_training)
         model.eval()
-        notes = stack.enter_context(recording([block.mixer for block in model.blocks], all_gates(model)))
+        notes = stack.enter_context(
+            recording([block.mixer for block in model.blocks], all_gates(model))
+        )
         for block in model.blocks:
             # before FSDP's own, which lets go of the block's weights
             stack.enter_context(block.register_forward_hook(of_block, prepend=True))
@@ -74,7 +90,8 @@ def probe(model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtyp
 
 
 def check_stream(stream: torch.Tensor, inputs: torch.Tensor, n_embd: int) -> None:
-    """Raises UserError where an edit has given blocks another hidden state than (B, T, C), which meters read."""
+    """Raises UserError where an edit has given blocks another hidden state than (B, T, C), which
+    meters read."""
     expected = (*inputs.shape, n_embd)
     if tuple(stream.shape) != expected:
         raise UserError(
@@ -84,7 +101,8 @@ def check_stream(stream: torch.Tensor, inputs: torch.Tensor, n_embd: int) -> Non
 
 
 def numbers(x: torch.Tensor | list | float):
-    """A tensor, list or number, rounded to four digits, as lists and numbers; not finite: None, as JSON has no NaN."""
+    """A tensor, list or number, rounded to four digits, as lists and numbers; not finite: None, as
+    JSON has no NaN."""
     if isinstance(x, torch.Tensor):
         return numbers(x.tolist())
     if isinstance(x, list):
@@ -93,22 +111,27 @@ def numbers(x: torch.Tensor | list | float):
 
 
 def first_rows(dataset: Dataset, split: str, rows: int, block_size: int) -> tuple:
-    """The first batch of the split, (inputs, targets, slice): whole windows of a text, or rows of one slice."""
+    """The first batch of the split, (inputs, targets, slice): whole windows of a text, or rows of
+    one slice."""
     if dataset.kind == "stream":
         block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
     inputs, targets, name = next(dataset.eval_batches(split, rows, block_size))
-    whole = targets[:, -1] != IGNORE if dataset.kind == "stream" else slice(None)  # padding is no text
+    # padding is no text
+    whole = targets[:, -1] != IGNORE if dataset.kind == "stream" else slice(None)
     return inputs[whole], targets[whole], name
 
 
 def gate_meter(gate: Gate, g: torch.Tensor) -> dict:
-    """g (..., heads, width) -> the distribution of the gate's values, one entry per head (shared, scalar: one)."""
+    """g (..., heads, width) -> the distribution of the gate's values, one entry per head (shared,
+    scalar: one)."""
     values = gate.value(g).float().abs()
     start = float(gate.value(g.new_zeros(1)).abs())
     heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
     bins = (heads * BINS).clamp(max=BINS).long() - (heads == 1).long()
     counts = torch.stack([row.bincount(minlength=BINS + 1) for row in bins])
-    near = f"all within {COLLAPSE} of {start:g}" if (heads - start).abs().max() <= COLLAPSE else None
+    near = (
+        f"all within {COLLAPSE} of {start:g}" if (heads - start).abs().max() <= COLLAPSE else None
+    )
     return {
         "mean": numbers(heads.mean(1)),
         "below_0.1": numbers((heads < 0.1).float().mean(1)),
@@ -119,13 +142,18 @@ def gate_meter(gate: Gate, g: torch.Tensor) -> dict:
 
 
 def gate_meters(seen: Seen, mask: torch.Tensor | None = None) -> dict[str, dict]:
-    """{name: the meter of a gate}, at the tokens of the mask (B, T), which has some; None: at all."""
+    """{name: the meter of a gate}, at the tokens of the mask (B, T), which has some; None: at
+    all."""
     meters = {}
     for name, calls in seen.gates.items():
         logits = [call.g for call in calls]  # (B, T, heads, width) each
         if mask is not None:
             # a token may have several, as the sub-tokens of deltaproduct
-            logits = [g.unflatten(1, (mask.shape[1], -1))[mask] for g in logits if g.shape[1] % mask.shape[1] == 0]
+            logits = [
+                g.unflatten(1, (mask.shape[1], -1))[mask]
+                for g in logits
+                if g.shape[1] % mask.shape[1] == 0
+            ]
         if logits:
             meters[name] = gate_meter(calls[0].gate, torch.cat([g.flatten(0, -3) for g in logits]))
     return meters
@@ -140,8 +168,16 @@ def head_gates(seen: Seen) -> torch.Tensor | None:
 
 
 def collapsed_gates(layers: list[dict]) -> list[str]:
-    gates = [(i, position, gate) for i, layer in enumerate(layers) for position, gate in layer["gates"].items()]
-    return [f"layer {i}, {position}: {gate['collapsed']}" for i, position, gate in gates if gate["collapsed"]]
+    gates = [
+        (i, position, gate)
+        for i, layer in enumerate(layers)
+        for position, gate in layer["gates"].items()
+    ]
+    return [
+        f"layer {i}, {position}: {gate['collapsed']}"
+        for i, position, gate in gates
+        if gate["collapsed"]
+    ]
 
 
 def baseline(T: int) -> float:
@@ -150,10 +186,14 @@ def baseline(T: int) -> float:
 
 
 def query_masks(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-    """{kind: (B, T) bool}: the queries behind token 0 whose token is in the kind's list; "other": those in none."""
+    """{kind: (B, T) bool}: the queries behind token 0 whose token is in the kind's list; "other":
+    those in none."""
     if not kinds:
         return {}
-    masks = {name: torch.isin(inputs, torch.tensor(ids, device=inputs.device)) for name, ids in kinds.items()}
+    masks = {
+        name: torch.isin(inputs, torch.tensor(ids, device=inputs.device))
+        for name, ids in kinds.items()
+    }
     masks["other"] = ~torch.stack(list(masks.values())).any(0)
     is_query = torch.arange(inputs.shape[1], device=inputs.device) > 0
     return {name: mask & is_query for name, mask in masks.items()}
@@ -162,8 +202,8 @@ def query_masks(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, 
 def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     """What the queries 1..T-1 get from token 0, as docs/meters.md defines it: numbers per head.
 
-    masks: {kind: (B, T) bool}, the queries that are measured apart; their gates, too. Without weights every number is
-    None, but for "uniform".
+    masks: {kind: (B, T) bool}, the queries that are measured apart; their gates, too. Without
+    weights every number is None, but for "uniform".
     """
     mixer, x = seen.mixer, seen.x
     (B, T), H = x.shape[:2], mixer.n_head
@@ -171,11 +211,14 @@ def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     if seen.has_weights:
         rows = max(1, WEIGHTS_AT_ONCE // (H * T * T))
         parts = [query_meters(some_rows(seen, slice(i, i + rows))) for i in range(0, B, rows)]
-    by_query = {name: torch.cat([part[name] for part in parts])[..., 1:] for name in BY_QUERY}  # (B, H, T - 1) each
+    # (B, H, T - 1) each
+    by_query = {name: torch.cat([part[name] for part in parts])[..., 1:] for name in BY_QUERY}
     by_query["uniform"] = (1 / torch.arange(2, T + 1, device=x.device)).expand(B, 1, -1)
 
     def means(mask):  # (B, T - 1)
-        return {name: numbers(values.transpose(1, 2)[mask].mean(0)) for name, values in by_query.items()}
+        return {
+            name: numbers(values.transpose(1, 2)[mask].mean(0)) for name, values in by_query.items()
+        }
 
     def means_apart(mask):  # (B, T)
         gates = gate_meters(seen, mask) if mask.any() else {}
@@ -184,9 +227,17 @@ def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     everything, norms = means(torch.ones(B, T - 1, dtype=torch.bool, device=x.device)), [None] * H
     if seen.has_weights and T > 1:  # of token 0's value, over the median of the other tokens'
         of_values = values_of(seen).norm(dim=-1)  # (B, T, H)
-        norms = numbers((of_values[:, 0] / of_values[:, 1:].median(1).values.clamp(min=1e-30)).mean(0))
+        norms = numbers(
+            (of_values[:, 0] / of_values[:, 1:].median(1).values.clamp(min=1e-30)).mean(0)
+        )
     # what the sink is a share of: docs/meters.md
-    kind = "weights" if isinstance(mixer, Softmax) else "share" if mixer.has_positive_weights else "proxy"
+    kind = (
+        "weights"
+        if isinstance(mixer, Softmax)
+        else "share"
+        if mixer.has_positive_weights
+        else "proxy"
+    )
     return everything | {
         "kind": kind if seen.has_weights else "none",
         "value_norm": norms,
@@ -195,7 +246,8 @@ def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
 
 
 def readout_of(seen: Seen) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What `read` returned, as (the readout (B, T, H, D), its denominator (B, T, H, 1) behind a gate on it or None)."""
+    """What `read` returned, as (the readout (B, T, H, D), its denominator (B, T, H, 1) behind a
+    gate on it or None)."""
     if seen.mixer.norm_kind != "denominator":
         return seen.o, None
     o, denominator = seen.o.split([seen.o.shape[-1] - 1, 1], dim=-1)
@@ -204,9 +256,12 @@ def readout_of(seen: Seen) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def weights_of(seen: Seen) -> torch.Tensor:
-    """(B, H, T, T): each value's weight in each readout, before RMSNorm and gates. UserError without any."""
+    """(B, H, T, T): each value's weight in each readout, before RMSNorm and gates. UserError
+    without any."""
     if not seen.has_weights:
-        raise UserError(f"{type(seen.mixer).__name__}: its readout is its own, so explicit_weights must be, too")
+        raise UserError(
+            f"{type(seen.mixer).__name__}: its readout is its own, so explicit_weights must be, too"
+        )
     weights, (_, denominator) = seen.mixer.explicit_weights(seen.projection), readout_of(seen)
     return weights if denominator is None else weights / denominator.transpose(1, 2)
 
@@ -218,12 +273,17 @@ def query_meters(seen: Seen) -> dict[str, torch.Tensor]:
 
     def token_0_share(factor):
         # |w_ij (f_i * v_j)|^2 = w_ij^2 (f_i^2 . v_j^2)
-        parts = size * (factor.square().transpose(1, 2) @ v.square().permute(0, 2, 3, 1)).sqrt()  # (B, H, T, T)
+        # (B, H, T, T)
+        parts = size * (factor.square().transpose(1, 2) @ v.square().permute(0, 2, 3, 1)).sqrt()
         return parts[..., 0] / parts.sum(-1).clamp(min=1e-30)
 
     reach = written_by_heads(seen, factor * v[:, :1])  # with a weight of one on token 0
     # softmax weights and the sink's sum to one; without a sink nobody asks what it gets
-    to_sink = torch.full_like(size[..., 0], math.nan) if seen.projection.sink is None else 1 - size.sum(-1)
+    to_sink = (
+        torch.full_like(size[..., 0], math.nan)
+        if seen.projection.sink is None
+        else 1 - size.sum(-1)
+    )
     return {
         "share": size[..., 0] / (size.sum(-1) + to_sink.nan_to_num()).clamp(min=1e-30),
         "to_sink": to_sink,
@@ -235,7 +295,8 @@ def query_meters(seen: Seen) -> dict[str, torch.Tensor]:
 
 
 def written_by_heads(seen: Seen, o: torch.Tensor) -> torch.Tensor:
-    """o (B, T, H, D), as out_proj gets it -> (B, H, T): the norm of what each head writes, over that of the stream."""
+    """o (B, T, H, D), as out_proj gets it -> (B, H, T): the norm of what each head writes, over
+    that of the stream."""
     out = seen.mixer.out_proj.weight.unflatten(1, (seen.mixer.n_head, -1)).to(o.dtype)  # (C, H, D)
     written, call = torch.einsum("bihd,chd->bihc", o, out), seen.last_call("output")
     if call is not None and call.gate.is_factor:
@@ -250,8 +311,8 @@ def values_of(seen: Seen) -> torch.Tensor:
 
 
 def readout_factor(seen: Seen) -> torch.Tensor:
-    """(B, T, H, D): what the pass multiplied the readout by, entry by entry, up to out_proj: its norm, its activation,
-    its gates and its scale, but not what a gate added."""
+    """(B, T, H, D): what the pass multiplied the readout by, entry by entry, up to out_proj: its
+    norm, its activation, its gates and its scale, but not what a gate added."""
 
     def ratio(after, before):
         return torch.where(before == 0, 0.0, at_least_float32(after) / at_least_float32(before))
@@ -270,14 +331,18 @@ def readout_factor(seen: Seen) -> torch.Tensor:
 
 @torch.no_grad()
 def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]:
-    """The induction score of each head, by layer: how much a head looks at what followed the same token before.
+    """The induction score of each head, by layer: how much a head looks at what followed the same
+    token before.
 
-    Four rows of two equal halves are drawn from the tokens of inputs (B, T), alike in each call. The score is the share
-    of its weights that a query of the second half gives to the token behind its own in the first, mean over queries and
-    rows (Olsson et al. 2022). It is None for the heads of a mixer that has no weights.
+    Four rows of two equal halves are drawn from the tokens of inputs (B, T), alike in each call.
+    The score is the share of its weights that a query of the second half gives to the token behind
+    its own in the first, mean over queries and rows (Olsson et al. 2022). It is None for the heads
+    of a mixer that has no weights.
     """
     half = inputs.shape[1] // 2
-    drawn = torch.randint(inputs.numel(), (INDUCTION_ROWS, half), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(
+        inputs.numel(), (INDUCTION_ROWS, half), generator=torch.Generator().manual_seed(0)
+    )
     rows = inputs.flatten()[drawn.to(inputs.device)].repeat(1, 2)  # (4, 2 half)
 
     def measure(seen):
@@ -285,37 +350,61 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
             return [None] * seen.mixer.n_head
         shares = []
         for row in range(len(seen.x)):  # the weights of one row at a time
-            weights = weights_of(some_rows(seen, slice(row, row + 1))).abs()  # (1, H, 2 half, 2 half)
+            # (1, H, 2 half, 2 half)
+            weights = weights_of(some_rows(seen, slice(row, row + 1))).abs()
             share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
             shares.append(share.diagonal(1 - half, 2, 3)[..., 1:])  # queries half, half + 1, ...
         return numbers(torch.cat(shares).mean((0, 2)))
 
-    return probe(model, rows, measure, dtype) if half else [[None] * block.mixer.n_head for block in model.blocks]
+    return (
+        probe(model, rows, measure, dtype)
+        if half
+        else [[None] * block.mixer.n_head for block in model.blocks]
+    )
 
 
-def layer_meters(model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str) -> list[dict]:
-    """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives them."""
+def layer_meters(
+    model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str
+) -> list[dict]:
+    """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives
+    them."""
 
     def measure(seen):
         y, stream = (part.float().norm(dim=-1) for part in (seen.y, seen.stream))
         size = seen.residual.float().abs()  # (B, T, C)
         row, position, channel = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
         largest, median = float(size.max()), float(size.median())
-        where = {"row": row, "position": position, "token": int(inputs[row, position]), "channel": channel}
+        where = {
+            "row": row,
+            "position": position,
+            "token": int(inputs[row, position]),
+            "channel": channel,
+        }
         return {
             "gates": gate_meters(seen),
             "sink": sink_meter(seen, masks),
             "branch": numbers((y / stream.clamp(min=1e-30)).mean().item()),
-            "residual": {"max": numbers(largest), "max_over_median": numbers(largest / max(median, 1e-30))} | where,
+            "residual": {
+                "max": numbers(largest),
+                "max_over_median": numbers(largest / max(median, 1e-30)),
+            }
+            | where,
         }
 
     names = [name for name, _ in model.config.layers()]
-    layers = zip(names, probe(model, inputs, measure, dtype), induction_meters(model, inputs, dtype), strict=True)
+    layers = zip(
+        names,
+        probe(model, inputs, measure, dtype),
+        induction_meters(model, inputs, dtype),
+        strict=True,
+    )
     return [{"mixer": name} | meters | {"induction": heads} for name, meters, heads in layers]
 
 
 @torch.no_grad()
-def losses_by_kind(model: GPT, inputs: torch.Tensor, targets: torch.Tensor, masks: dict, dtype: str) -> dict:
+def losses_by_kind(
+    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, masks: dict, dtype: str
+) -> dict:
     """{kind: nats a label, of the labels at its queries}; None where it has none."""
     losses, was_training = {}, model.training
     model.eval()
@@ -329,9 +418,15 @@ def losses_by_kind(model: GPT, inputs: torch.Tensor, targets: torch.Tensor, mask
 
 
 def training_meters(model: GPT, dataset: Dataset, block_size: int, dtype: str) -> dict:
-    """The `summary` of one forward pass on the first rows of the validation split, for a line of metrics.jsonl."""
-    rows, device = max(4, TRAINING_TOKENS // dataset.longest("val", block_size)), model.wte.weight.device
-    inputs, targets = (x[:, :TRAINING_LENGTH].to(device) for x in first_rows(dataset, "val", rows, block_size)[:2])
+    """The `summary` of one forward pass on the first rows of the validation split, for a line of
+    metrics.jsonl."""
+    rows, device = (
+        max(4, TRAINING_TOKENS // dataset.longest("val", block_size)),
+        model.wte.weight.device,
+    )
+    inputs, targets = (
+        x[:, :TRAINING_LENGTH].to(device) for x in first_rows(dataset, "val", rows, block_size)[:2]
+    )
     masks = query_masks(inputs, dataset.kinds)
     layers = layer_meters(model, inputs, masks, dtype)
     meters = summary(layers, inputs.shape[1])
@@ -341,7 +436,8 @@ def training_meters(model: GPT, dataset: Dataset, block_size: int, dtype: str) -
 
 
 def summary(layers: list[dict], T: int) -> dict:
-    """Means of gates (by position) and sinks over layers and heads, the largest activation, the collapsed gates."""
+    """Means of gates (by position) and sinks over layers and heads, the largest activation, the
+    collapsed gates."""
     sinks, residuals = [layer["sink"] for layer in layers], [layer["residual"] for layer in layers]
     kinds: dict = {}
     for name in sinks[0]["kinds"]:
@@ -386,13 +482,17 @@ def maximum(values: Iterable[float | None]) -> float | None:
 
 
 def is_spike(loss: float, earlier: list[float]) -> bool:
-    """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at least 20)."""
+    """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at
+    least 20)."""
     window = earlier[-SPIKE_WINDOW:]
-    return len(window) >= SPIKE_AT_LEAST and loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(window)
+    return len(window) >= SPIKE_AT_LEAST and loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(
+        window
+    )
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether every entry is; of a sharded tensor every process has to ask, and all get the same answer."""
+    """Whether every entry is; of a sharded tensor every process has to ask, and all get the same
+    answer."""
     return bool(full_tensor(tensor.isfinite().all()))
 
 
@@ -401,10 +501,12 @@ def bad_weight(model: torch.nn.Module) -> str | None:
 
 
 def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> str | None:
-    """Names the first bad weight, output of a module or gradient, or returns None if all are finite.
+    """Names the first bad weight, output of a module or gradient, or returns None if all are
+    finite.
 
-    losses: an iterator whose every item is a loss, computed when it is asked for: of a sharded model all of them, since
-    the other processes wait for this one in each. The gradients stay in the model.
+    losses: an iterator whose every item is a loss, computed when it is asked for: of a sharded
+    model all of them, since the other processes wait for this one in each. The gradients stay in
+    the model.
     """
     if name := bad_weight(model):
         return name
@@ -415,11 +517,18 @@ def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> 
         if not output.isfinite().all():
             bad.append(f"output of {name or 'the model'}")
 
-    hooks = [m.register_forward_hook(functools.partial(look_at, name)) for name, m in model.named_modules()]
+    hooks = [
+        m.register_forward_hook(functools.partial(look_at, name))
+        for name, m in model.named_modules()
+    ]
     for loss in losses:
         loss.backward()
         # the backward pass comes to the last layer first
-        gradients = ((name, p.grad) for name, p in reversed(list(model.named_parameters())) if p.grad is not None)
+        gradients = (
+            (name, p.grad)
+            for name, p in reversed(list(model.named_parameters()))
+            if p.grad is not None
+        )
         bad += [f"gradient of {name}" for name, gradient in gradients if not all_finite(gradient)]
     for hook in hooks:
         hook.remove()

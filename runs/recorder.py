@@ -1,11 +1,12 @@
-"""Notes what the mixers and gates of a model compute as it runs, so that meters need not compute anything again.
+"""Notes what the mixers and gates of a model compute as it runs, so that meters need not compute
+anything again.
 
     with recording([block.mixer for block in model.blocks], all_gates(model)) as noted:
         model(idx)
     noted.projection, noted.calls             what the last mixer's `read` got, and every call of a gate
 
-Whatever an edit changes (what a gate is fed, where it stands, what a layer takes from another), the notes are of the
-pass itself. `probe` in probe.py makes a `Seen` of them behind every layer.
+Whatever an edit changes (what a gate is fed, where it stands, what a layer takes from another), the
+notes are of the pass itself. `probe` in probe.py makes a `Seen` of them behind every layer.
 """
 
 import contextlib
@@ -26,7 +27,8 @@ class GateCall(NamedTuple):
     """One call of a gate: output = act(y, g)."""
 
     gate: Gate
-    y: torch.Tensor  # (B, T, heads, width), behind the norm where one kernel computes the norm and the gate
+    # (B, T, heads, width), behind the norm where one kernel computes the norm and the gate
+    y: torch.Tensor
     g: torch.Tensor  # (B, T, heads or 1, width or 1)
     output: torch.Tensor  # (B, T, heads, width)
 
@@ -52,8 +54,8 @@ class Notes:
 
 
 class Seen(NamedTuple):
-    """What one layer computed in a pass. The fields that may be None are so if the layer's mixer has a `forward` of its
-    own that does not come by there."""
+    """What one layer computed in a pass. The fields that may be None are so if the layer's mixer
+    has a `forward` of its own that does not come by there."""
 
     mixer: Mixer
     x: torch.Tensor  # (B, T, C), the input of the mixer
@@ -64,12 +66,17 @@ class Seen(NamedTuple):
     gates: dict[str, list[GateCall]]  # {name: its calls}, of all gates of the layer
     stream: torch.Tensor  # (B, T, C), the input of the block
     residual: torch.Tensor  # (B, T, C), its output
-    scale: torch.Tensor  # (B, T, 1 or C): |scale * part| is what a part of the mixer's output adds, over |stream|
+    # (B, T, 1 or C): |scale * part| is what a part of the mixer's output adds, over |stream|
+    scale: torch.Tensor
 
     @property
     def has_weights(self) -> bool:
         """Whether the weight of each value in each readout is known."""
-        return self.mixer.explicit_weights is not None and self.projection is not None and self.readout is not None
+        return (
+            self.mixer.explicit_weights is not None
+            and self.projection is not None
+            and self.readout is not None
+        )
 
     def last_call(self, name: str) -> GateCall | None:
         """Of the gate of this name, if there is one."""
@@ -95,8 +102,8 @@ def all_gates(model: nn.Module) -> list[Gate]:
 
 
 def names_of_gates(model: nn.Module, block: nn.Module) -> dict[Gate, str]:
-    """{gate: its name in a layer}: the position of a gate of the mixer, the path in the block of another, the path in
-    the model of one that is in no layer."""
+    """{gate: its name in a layer}: the position of a gate of the mixer, the path in the block of
+    another, the path in the model of one that is in no layer."""
     names = {module: path for path, module in block.named_modules() if isinstance(module, Gate)}
     names = {gate: path.removeprefix("mixer.gates.") for gate, path in names.items()}
     elsewhere = {module: path for path, module in model.named_modules() if isinstance(module, Gate)}
@@ -118,7 +125,8 @@ def replaced(module: nn.Module, name: str, wrapper: Callable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recording(mixers: Iterable[Mixer], gates: Iterable[Gate]) -> Iterator[Notes]:
-    """Inside, the Notes get what the mixers and gates compute. Afterwards none of them has a trace of it."""
+    """Inside, the Notes get what the mixers and gates compute. Afterwards none of them has a trace
+    of it."""
     notes = Notes()
 
     def of_mixer(mixer, args, output):

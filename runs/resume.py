@@ -1,7 +1,8 @@
 """Where a run starts: from scratch, from the weights of another run, or where it was stopped.
 
-A run that goes on has the keys of its checkpoint, but for those that a config file or the command line gives. A run
-that starts from the weights of another has that one's keys of the model, with the same exception.
+A run that goes on has the keys of its checkpoint, but for those that a config file or the command
+line gives. A run that starts from the weights of another has that one's keys of the model, with the
+same exception.
 """
 
 import dataclasses
@@ -40,15 +41,18 @@ SCALER = {  # of float16; in another dtype it is off, and has no state
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
 OF_SCHEDULE = ("schedule", "decay_iters", "lr_decay_iters", "min_lr")
 MOMENTS = {"AdamW": {"exp_avg", "exp_avg_sq", "step"}, "Muon": {"momentum_buffer"}}
-NEVER_NEGATIVE = ("exp_avg_sq", "step")  # AdamW takes the root of the one, and divides by what the other gives
-# seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is gone (NFS 4: 90)
+# AdamW takes the root of the one, and divides by what the other gives
+NEVER_NEGATIVE = ("exp_avg_sq", "step")
+# seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is
+# gone (NFS 4: 90)
 LOCK_WAIT = 120.0
-DERIVED = (("dtype", "auto"), ("vocab_size", None), ("head_dim", None))  # keys that stand for what the run has derived
+# keys that stand for what the run has derived
+DERIVED = (("dtype", "auto"), ("vocab_size", None), ("head_dim", None))
 
 
 def where_to_start(given: dict) -> tuple:
-    """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to print), where the
-    keys of config files and of the command line are `given`."""
+    """(config, the checkpoint to resume or None, the one that gives the weights or None, lines to
+    print), where the keys of config files and of the command line are `given`."""
     given = without_alias(given)
     init_from = given.get("init_from", TrainConfig.init_from)
     file = Path(given.get("out_dir", TrainConfig.out_dir)) / "ckpt.pt"
@@ -65,7 +69,9 @@ def where_to_start(given: dict) -> tuple:
     else:
         config, *rest = configurator.build(TrainConfig, given), None, None, []
         if config.keep_moments:
-            raise UserError(f"keep_moments=True: init_from={init_from!r} has none; name a run's ckpt.pt there")
+            raise UserError(
+                f"keep_moments=True: init_from={init_from!r} has none; name a run's ckpt.pt there"
+            )
     config.given = frozenset(given)
     return config, *rest
 
@@ -73,24 +79,40 @@ def where_to_start(given: dict) -> tuple:
 def go_on(given: dict, file: Path) -> tuple:
     """What where_to_start returns for a run that goes on from this ckpt.pt."""
     written = file.stat().st_mtime_ns if os.path.isfile(file) else None
-    resumed, about = checkpoints.load(file, mapped=True, parts=()) | {"written": written}, file.with_name("config.json")
+    resumed, about = (
+        checkpoints.load(file, mapped=True, parts=()) | {"written": written},
+        file.with_name("config.json"),
+    )
     if missing := [name for name in STATE if name not in resumed]:
-        raise UserError(f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights")
+        raise UserError(
+            f"{file}: has no {missing[0]}, to resume; --init_from={file} starts a new run from its weights"
+        )
     if wrong := wrong_state(resumed):
         raise UserError(f"{file}: no run can go on from it ({wrong})")
-    if os.path.isfile(about) and resumed["run_id"] not in about.read_text(encoding="utf-8", errors="replace"):
+    if os.path.isfile(about) and resumed["run_id"] not in about.read_text(
+        encoding="utf-8", errors="replace"
+    ):
         raise UserError(f"{file}: not of the run that {about} describes; put its own one back")
-    before = dataclasses.asdict(configurator.build(TrainConfig, resumed["config"], source=str(file)))
-    before = {name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")}
+    before = dataclasses.asdict(
+        configurator.build(TrainConfig, resumed["config"], source=str(file))
+    )
+    before = {
+        name: value for name, value in before.items() if name not in (*OF_THIS_START, "kernels")
+    }
     of_model = model_keys(resumed, file)
     # a run's evaluations are compared with each other: they read the same sample in the same way
     names = ("eval_tokens", "mask_documents", "optimizer", "gate_optimizer")
     kept = {name: before[name] for name in names} | {"dtype": resumed["dtype"]}
     for name, had in (of_model | kept).items():
         if (asked := given.get(name, had)) != had and (name, asked) not in DERIVED:
-            raise UserError(f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or its config")
+            raise UserError(
+                f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or its config"
+            )
     # another schedule replaces all that the checkpoint says of its own
-    is_other = given.get("schedule", before["schedule"]) != before["schedule"] or given.get("decay_lr") is False
+    is_other = (
+        given.get("schedule", before["schedule"]) != before["schedule"]
+        or given.get("decay_lr") is False
+    )
     new = dict.fromkeys(OF_SCHEDULE) | {"decay_lr": True} if is_other else {}
     values = before | new | given | of_model | {"dtype": resumed["dtype"]}
     config = configurator.build(TrainConfig, values, source=str(file))
@@ -102,7 +124,9 @@ def go_on(given: dict, file: Path) -> tuple:
             f"times the rows; --init_from={file} --keep_moments=true goes on with other rows as a new run"
         )
     if resumed["iter_num"] > config.max_iters:
-        raise UserError(f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already")
+        raise UserError(
+            f"max_iters={config.max_iters}: {file} is at step {resumed['iter_num']} already"
+        )
     for name in ("dtype", "keep_moments", *["new_lr_scale"] * (not resumed["new"])):
         del before[name]  # what was derived of auto, and what does nothing here
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
@@ -116,9 +140,12 @@ def wrong_state(resumed: dict) -> str | None:
     """Says in words what is wrong with a field that a run goes on from, or returns None."""
     if wrong := wrong_field(resumed, STATE):
         return wrong
-    is_evaluated = resumed["iter_num"] > 0  # the first evaluation is at step 0, unless a signal comes before it
+    # the first evaluation is at step 0, unless a signal comes before it
+    is_evaluated = resumed["iter_num"] > 0
     scaler = SCALER if resumed["dtype"] == "float16" else (dict, 0, 0)
-    return wrong_field(resumed, {"scaler": scaler} | ({"best_val_loss": FINITE_LOSS} if is_evaluated else {}))
+    return wrong_field(
+        resumed, {"scaler": scaler} | ({"best_val_loss": FINITE_LOSS} if is_evaluated else {})
+    )
 
 
 def rows_of_step(keys: dict) -> int:
@@ -127,30 +154,41 @@ def rows_of_step(keys: dict) -> int:
 
 
 def start_from_weights(given: dict, path: str) -> tuple:
-    """What where_to_start returns for a run that starts from another's weights, with its keys of the model."""
+    """What where_to_start returns for a run that starts from another's weights, with its keys of
+    the model."""
     parts = checkpoints.ALL if given.get("keep_moments") else checkpoints.WEIGHTS
     source = checkpoints.load(path, mapped=True, parts=parts)
     of_model = model_keys(source, path)
     config = configurator.build(TrainConfig, of_model | given, source=path)
     if files.find_checkpoint(path).resolve().parent == Path(config.out_dir).resolve():
-        raise UserError(f"init_from={path}: lies in out_dir, where a new run replaces it; give another out_dir")
+        raise UserError(
+            f"init_from={path}: lies in out_dir, where a new run replaces it; give another out_dir"
+        )
     if config.rope_scaling in WITH_ROPE_LENGTH:  # whatever the block_size from here on
         config.rope_length = config.rope_length or of_model["block_size"]
     has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, of_model).layers())
     if has_gates and config.gate_activation != of_model["gate_activation"]:
         had = of_model["gate_activation"]
-        raise UserError(f"gate_activation={config.gate_activation!r}: would change the gates that {path} has: {had!r}")
+        raise UserError(
+            f"gate_activation={config.gate_activation!r}: would change the gates that {path} has: {had!r}"
+        )
     notes = differences(config, given, of_model, path)
     if config.keep_moments:
         needed = ("optimizer", "config", "iter_num")
         if missing := [name for name in needed if name not in source]:
-            raise UserError(f"keep_moments=True: {path} has no {missing[0]}; a run's ckpt.pt or best.pt has it")
+            raise UserError(
+                f"keep_moments=True: {path} has no {missing[0]}; a run's ckpt.pt or best.pt has it"
+            )
         if wrong := wrong_field(source, {name: STATE[name] for name in needed}):
             raise UserError(f"keep_moments=True: {path}: {wrong}")
         had = configurator.build(TrainConfig, source["config"], source=path).optimizer
         if had != config.optimizer:
-            raise UserError(f"keep_moments=True: {path} has the moments of {had}, not of optimizer={config.optimizer}")
-        notes.append(f"with the moments that the optimizer of {path} had at step {source['iter_num']}")
+            raise UserError(
+                f"keep_moments=True: {path} has the moments of {had}, not of optimizer={config.optimizer}"
+            )
+        notes.append(
+            f"with the moments that the optimizer of {path} had at step {source['iter_num']}"
+        )
     return config, None, source, notes
 
 
@@ -169,23 +207,32 @@ def model_keys(checkpoint: dict, path: Path | str) -> dict:
 
 def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
     """[(name, parameter)], in the order that its state_dict numbers them."""
-    return [pair for g in optimizer.param_groups for pair in zip(g["param_names"], g["params"], strict=True)]
+    return [
+        pair
+        for g in optimizer.param_groups
+        for pair in zip(g["param_names"], g["params"], strict=True)
+    ]
 
 
 def optimizer_state(optimizers: list[torch.optim.Optimizer]) -> dict:
-    """{"state": {name of a parameter: its moments}, "param_groups": [their numbers]} of all optimizers together."""
+    """{"state": {name of a parameter: its moments}, "param_groups": [their numbers]} of all
+    optimizers together."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    numbers = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    numbers = [
+        {name: value for name, value in group.items() if name != "params"} for group in groups
+    ]
     state = {name: o.state.get(p, {}) for o in optimizers for name, p in named_parameters(o)}
     return {"state": state, "param_groups": numbers}
 
 
 def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> None:
-    """Puts the moments of an optimizer_state into the optimizers. Raises ValueError for those of another model: AdamW's
-    fused kernel would write past the end of a smaller tensor."""
+    """Puts the moments of an optimizer_state into the optimizers. Raises ValueError for those of
+    another model: AdamW's fused kernel would write past the end of a smaller tensor."""
     names = {name for optimizer in optimizers for name, _ in named_parameters(optimizer)}
     if saved["state"].keys() != names:
-        raise ValueError(f"its optimizer has {len(saved['state'])} parameters, of other names than the model's")
+        raise ValueError(
+            f"its optimizer has {len(saved['state'])} parameters, of other names than the model's"
+        )
     for optimizer in optimizers:
         state = {}
         for number, (name, parameter) in enumerate(named_parameters(optimizer)):
@@ -195,42 +242,67 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
                 raise ValueError(f"its optimizer's state is not {kind}'s")
             for part, tensor in moments.items():
                 if not isinstance(tensor, torch.Tensor):
-                    raise ValueError(f"its optimizer's {part} of {name} is {show(tensor)}, which is no tensor")
-                is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()  # torch's NAdam has another
+                    raise ValueError(
+                        f"its optimizer's {part} of {name} is {show(tensor)}, which is no tensor"
+                    )
+                # torch's NAdam has another
+                is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()
                 shape = () if is_number else tuple(parameter.shape)
-                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(rows_of(parameter, tensor)):
-                    raise ValueError(f"its optimizer's {part} of {name} is no finite tensor of shape {shape}")
+                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(
+                    rows_of(parameter, tensor)
+                ):
+                    raise ValueError(
+                        f"its optimizer's {part} of {name} is no finite tensor of shape {shape}"
+                    )
                 if part in NEVER_NEGATIVE and (rows_of(parameter, tensor) < 0).any():
                     raise ValueError(f"its optimizer's {part} of {name} is negative")
                 # what this process needs is copied: the tensors lie in the file
-                ours = part_of(parameter, tensor).to(parameter.device, copy=True) if shape else tensor.clone()
+                ours = (
+                    part_of(parameter, tensor).to(parameter.device, copy=True)
+                    if shape
+                    else tensor.clone()
+                )
                 state.setdefault(number, {})[part] = ours
         # rates, betas and weight decay come from the config
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def read_shards(saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer], file: Path) -> None:
-    """Fills the model and the dict of a run that goes on with what this process holds of the tensors in shards."""
+def read_shards(
+    saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer], file: Path
+) -> None:
+    """Fills the model and the dict of a run that goes on with what this process holds of the
+    tensors in shards."""
     ours = sharded.flat({"model": model.state_dict(), "optimizer": {"state": {}}})
     parameters = dict(pair for optimizer in optimizers for pair in named_parameters(optimizer))
 
     def tensor_for(name, shape):
         parameter = parameters.get(name.split("/")[1])
-        like = torch.empty_like(parameter) if parameter is not None and parameter.shape == shape else torch.empty(shape)
+        like = (
+            torch.empty_like(parameter)
+            if parameter is not None and parameter.shape == shape
+            else torch.empty(shape)
+        )
         return ours.get(name) if name.startswith("model/") else like
 
     weights, moments = sharded.read(file, saved["shards"], tensor_for)
     saved["optimizer"]["state"] |= moments
     if len(weights) != len(ours):
-        raise UserError(f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights")
+        raise UserError(
+            f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights"
+        )
     checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
 
 
 def restore(
-    saved: dict, optimizers: list[torch.optim.Optimizer], file: Path | str, scaler=None, model: GPT | None = None
+    saved: dict,
+    optimizers: list[torch.optim.Optimizer],
+    file: Path | str,
+    scaler=None,
+    model: GPT | None = None,
 ) -> None:
-    """Gives the parameters their moments and, where a run goes on, the scaler its scale and torch its random state; the
-    weights, too, where they are in shards. Raises UserError for wrong ones."""
+    """Gives the parameters their moments and, where a run goes on, the scaler its scale and torch
+    its random state; the weights, too, where they are in shards. Raises UserError for wrong
+    ones."""
     if model is not None and "shards" in saved:
         read_shards(saved, model, optimizers, Path(file))
     with files.one_line(f"{file}: no run can go on from it", Exception):
@@ -241,36 +313,53 @@ def restore(
 
 
 def scale_new(optimizers: list[torch.optim.Optimizer], new: list[str], scale: float) -> None:
-    """Gives the parameters of these names groups of their own, in which lr_scale is `scale` times what it was."""
+    """Gives the parameters of these names groups of their own, in which lr_scale is `scale` times
+    what it was."""
     for optimizer in optimizers:
         for group in list(optimizer.param_groups) if scale != 1 else ():
             pairs = list(zip(group["param_names"], group["params"], strict=True))
             if fresh := [pair for pair in pairs if pair[0] in new]:
                 kept = [pair for pair in pairs if pair[0] not in new]
-                group["param_names"], group["params"] = [name for name, _ in kept], [p for _, p in kept]
-                optimizer.add_param_group(group | {"params": fresh, "lr_scale": scale * group["lr_scale"]})
+                group["param_names"], group["params"] = (
+                    [name for name, _ in kept],
+                    [p for _, p in kept],
+                )
+                optimizer.add_param_group(
+                    group | {"params": fresh, "lr_scale": scale * group["lr_scale"]}
+                )
 
 
 @torch.no_grad()
-def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tuple[list[str], list[str]]:
-    """Copies the weights of the same name and shape into the model. Returns (names that keep their start, lines to
-    print). Raises UserError where none fits, or where a new gate would change what a trained mixer computes."""
+def take_weights(
+    model: GPT, weights: dict[str, torch.Tensor], path: str
+) -> tuple[list[str], list[str]]:
+    """Copies the weights of the same name and shape into the model. Returns (names that keep their
+    start, lines to print). Raises UserError where none fits, or where a new gate would change what
+    a trained mixer computes."""
     state = model.state_dict()
-    fitting = {name: value for name, value in weights.items() if name in state and state[name].shape == value.shape}
+    fitting = {
+        name: value
+        for name, value in weights.items()
+        if name in state and state[name].shape == value.shape
+    }
     if not fitting:
         raise UserError(f"init_from={path!r}: none of its weights fit this model")
     for i, block in enumerate(model.blocks):
         mixer = f"blocks.{i}.mixer."
         if not any(name.startswith(mixer) for name in fitting):
             continue  # the whole mixer is new
-        lost = [name for name in weights if name.startswith(f"{mixer}gates.") and name not in fitting]
+        lost = [
+            name for name in weights if name.startswith(f"{mixer}gates.") and name not in fitting
+        ]
         for place, gate in block.named_modules():
             if not isinstance(gate, Gate):
                 continue
             if all(f"blocks.{i}.{place}.{name}" in fitting for name in gate.state_dict()):
                 continue
             if lost:
-                raise UserError(f"{path}: has a trained gate ({lost[0]}) that would be lost to a new one")
+                raise UserError(
+                    f"{path}: has a trained gate ({lost[0]}) that would be lost to a new one"
+                )
             value = gate.value(gate.logits(torch.ones(1, 1, model.config.n_embd)))
             identity = 1.0 if gate.is_factor else 0.0
             if (value != identity).any():
@@ -280,8 +369,14 @@ def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> tup
                     f"and change what {path} computes; --gate_activation=sigmoid2 starts at the same function"
                 )
     model.load_state_dict(state | fitting)
-    new, unused = [name for name in state if name not in fitting], [name for name in weights if name not in fitting]
+    new, unused = (
+        [name for name in state if name not in fitting],
+        [name for name in weights if name not in fitting],
+    )
     notes = [f"starting from {path}: {len(fitting)} of {len(state)} tensors taken"]
-    for names, what in ((new, "initialised anew, missing there or of another shape"), (unused, "left out")):
+    for names, what in (
+        (new, "initialised anew, missing there or of another shape"),
+        (unused, "left out"),
+    ):
         notes += [f"  {what}: {', '.join(names)}"] if names else []
     return new, notes

@@ -12,11 +12,17 @@ class BenchConfig:
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
     long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)
-    longest: int = key(32_768, "the longest sequence of the part length, a power of two", at_least=1024)
-    seeds: list[int] = key([0, 1, 2, 3, 4, 5, 6, 7], "seeds of the part gaterun; each takes two minutes of nanoGPT")
+    longest: int = key(
+        32_768, "the longest sequence of the part length, a power of two", at_least=1024
+    )
+    seeds: list[int] = key(
+        [0, 1, 2, 3, 4, 5, 6, 7], "seeds of the part gaterun; each takes two minutes of nanoGPT"
+    )
     recipes: list[str] = key(["record"], "recipes of the part gaterun (speed/gaterun.py), or all")
     threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0, at_most=512)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))
     out_dir: str = key("out/bench", "where the JSON files go")
-    overwrite: bool = key(False, "true: take an out_dir that holds files which are none of a benchmark")
+    overwrite: bool = key(
+        False, "true: take an out_dir that holds files which are none of a benchmark"
+    )

@@ -13,25 +13,32 @@ from speed.config import BenchConfig
 from speed.measure import NANOGPT, SMALL, Report, Side, interleave, peak_mb, random_batch
 
 PUBLISHED = {name: dict(gate=name) for name in ("elementwise", "headwise")}  # Qiu et al. 2025
-# tokens of a timed call: where two models take turns, the one evicts the other's weights from the processor's cache,
-# and only the first token of a call has to fetch them again
+# tokens of a timed call: where two models take turns, the one evicts the other's weights from the
+# processor's cache, and only the first token of a call has to fetch them again
 TOKENS = 16
 CONTEXTS = (64, 256, 1024, 4096)
 
 
 def bench_train(config: BenchConfig, report: Report) -> None:
-    """6 x 384, T = 256, B = 8, in float32 and in bfloat16: our step and nanoGPT's, with autocast alike."""
+    """6 x 384, T = 256, B = 8, in float32 and in bfloat16: our step and nanoGPT's, with autocast
+    alike."""
     names = {"ours": "softmax"} | ({NANOGPT: NANOGPT} if config.against else {})
     exact = replace(config, dtype="float32")
     for vocab_size, pairs in ((256, config.pairs), (50_304, config.long_pairs)):
-        batch, keys = random_batch(config, vocab_size, 8, 256), SMALL | dict(block_size=256, vocab_size=vocab_size)
+        batch, keys = (
+            random_batch(config, vocab_size, 8, 256),
+            SMALL | dict(block_size=256, vocab_size=vocab_size),
+        )
         for in_dtype in (exact, replace(config, dtype="bfloat16")):
             sides = {side: Side(in_dtype, name, batch, **keys) for side, name in names.items()}
             seconds, dtype = interleave(sides, pairs, config), in_dtype.dtype
             flops = 3 * sides["ours"].model.flops_per_token(256) * 8 * 256
             for side, values in seconds.items():
                 median = statistics.median(values)
-                rates = dict(tokens_s=2048 / median, gemm_share=flops / median / gemm_rate(config.device, dtype))
+                rates = dict(
+                    tokens_s=2048 / median,
+                    gemm_share=flops / median / gemm_rate(config.device, dtype),
+                )
                 report.row(side=f"{side} {dtype}", vocabulary=vocab_size, ms=1e3 * median, **rates)
             if config.against:
                 name = f"step in {dtype}, {vocab_size:,} ids, nanoGPT / ours"
@@ -44,7 +51,8 @@ def bench_train(config: BenchConfig, report: Report) -> None:
 
 
 def bench_overhead(config: BenchConfig, report: Report) -> None:
-    """4 x 768, T = 512: what a gate costs in a training step, a forward, decoding and memory, beside its FLOPs.
+    """4 x 768, T = 512: what a gate costs in a training step, a forward, decoding and memory,
+    beside its FLOPs.
 
     The claims are about the published gates.
     """
@@ -54,7 +62,10 @@ def bench_overhead(config: BenchConfig, report: Report) -> None:
     }
     keys: dict = dict(n_layer=4, n_head=12, n_embd=768, block_size=512, vocab_size=256)
     batch = random_batch(config, 256, 2, 512)
-    base, base_memory = Side(config, "softmax", batch, **keys), peak_mb(config, "softmax", batch, keys)
+    base, base_memory = (
+        Side(config, "softmax", batch, **keys),
+        peak_mb(config, "softmax", batch, keys),
+    )
     for name, gate in arms.items():
         gated = Side(config, "softmax", batch, **keys | gate)
         flops = gated.model.flops_per_token() / base.model.flops_per_token()
@@ -63,8 +74,12 @@ def bench_overhead(config: BenchConfig, report: Report) -> None:
             "forward": {side: torch.no_grad()(side.loss) for side in (gated, base)},
             "decode": {side: prefilled(side.model, 256) for side in (gated, base)},
         }
-        times = {kind: interleave(sides, config.pairs, config).values() for kind, sides in calls.items()}
-        medians = {kind: statistics.median(map(operator.truediv, *both)) for kind, both in times.items()}
+        times = {
+            kind: interleave(sides, config.pairs, config).values() for kind, sides in calls.items()
+        }
+        medians = {
+            kind: statistics.median(map(operator.truediv, *both)) for kind, both in times.items()
+        }
         memory = peak_mb(config, "softmax", batch, keys | gate) / base_memory
         report.row(gate=name, flops=flops, **medians, memory=memory)
         target = round(flops + 0.02, 4) if name in PUBLISHED else None
@@ -72,8 +87,9 @@ def bench_overhead(config: BenchConfig, report: Report) -> None:
 
 
 def bench_length(config: BenchConfig, report: Report) -> None:
-    """2 x 256, as many tokens a step at every T: tokens/s of a training step, and its memory. Then, of 6 x 384 and one
-    row, a step's FLOPs at the rate of a matrix product of the same dtype, over its time."""
+    """2 x 256, as many tokens a step at every T: tokens/s of a training step, and its memory. Then,
+    of 6 x 384 and one row, a step's FLOPs at the rate of a matrix product of the same dtype, over
+    its time."""
     longest = 1 << config.longest.bit_length() - 1  # as many tokens at every T
     for name in of_any_length():
         sides, T = {}, 256
@@ -90,7 +106,9 @@ def bench_length(config: BenchConfig, report: Report) -> None:
             report.ratio(f"{name}: tokens/s at 16,384 / at 1,024", *seconds.values())
     for name in of_any_length():
         T = min(4096, longest)
-        side = Side(config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256)
+        side = Side(
+            config, name, random_batch(config, 256, 1, T), **SMALL, block_size=T, vocab_size=256
+        )
         flops = 3 * side.model.flops_per_token(T) * T
         side()  # untimed
         pairs = [
@@ -105,13 +123,15 @@ def of_any_length() -> list[str]:
 
 
 def has_cache(name: str) -> bool:
-    """Whether a token costs more behind a longer context: a KV cache grows with it, a recurrent state does not."""
+    """Whether a token costs more behind a longer context: a KV cache grows with it, a recurrent
+    state does not."""
     return issubclass(MIXERS[name], Softmax)
 
 
 @torch.inference_mode()  # as GPT.stream
 def prefilled(model: GPT, context: int, B: int = 1) -> Callable:
-    """Returns decode(), which makes TOKENS tokens, one after the other, in B rows behind a context of that length."""
+    """Returns decode(), which makes TOKENS tokens, one after the other, in B rows behind a context
+    of that length."""
     idx = torch.zeros(B, context, dtype=torch.long, device=model.wte.weight.device)
     _, state = model.features(idx, model.init_state(B), 0)
 
@@ -128,15 +148,22 @@ def prefilled(model: GPT, context: int, B: int = 1) -> Callable:
 
 
 def bench_decode(config: BenchConfig, report: Report) -> None:
-    """6 x 384, float32, one thread: ms per token at several contexts, and beside nanoGPT's generate."""
+    """6 x 384, float32, one thread: ms per token at several contexts, and beside nanoGPT's
+    generate."""
     torch.set_num_threads(1)  # products of one row leave a second thread nothing to do
     keys: dict = SMALL | dict(vocab_size=256)
     keys_of_ours = keys | dict(block_size=max(CONTEXTS) + TOKENS)
-    models: dict = {name: Side(config, name, **keys_of_ours).model.eval() for name in of_any_length()}
+    models: dict = {
+        name: Side(config, name, **keys_of_ours).model.eval() for name in of_any_length()
+    }
     for name, model in models.items():
-        seconds = interleave({context: prefilled(model, context) for context in CONTEXTS}, config.pairs, config)
+        seconds = interleave(
+            {context: prefilled(model, context) for context in CONTEXTS}, config.pairs, config
+        )
         for context in CONTEXTS:
-            report.row(mixer=name, context=context, ms=1e3 * statistics.median(seconds[context]) / TOKENS)
+            report.row(
+                mixer=name, context=context, ms=1e3 * statistics.median(seconds[context]) / TOKENS
+            )
         if not has_cache(name):
             report.ratio(f"{name}: token at context 4,096 / at 64", seconds[4096], seconds[64])
     if config.against:  # nanoGPT's generate reads the whole context for every token
@@ -144,10 +171,15 @@ def bench_decode(config: BenchConfig, report: Report) -> None:
         ours = {"state": models["gla"], "cache": models["softmax"]}
         for B, context in ((1, 256), (1, 1024), (8, 256), (32, 256)):
             idx = torch.zeros(B, context, dtype=torch.long, device=config.device)
-            sides: dict = {side: prefilled(ours[side], context, B) for side in (ours if B == 1 else ["state"])}
-            # claims are of the shortest context; behind a longer one, and in more rows, nanoGPT has more to read
+            sides: dict = {
+                side: prefilled(ours[side], context, B) for side in (ours if B == 1 else ["state"])
+            }
+            # claims are of the shortest context; behind a longer one, and in more rows, nanoGPT has
+            # more to read
             pairs, target = (config.pairs, 1.0) if B * context == 256 else (config.long_pairs, None)
-            seconds = interleave({NANOGPT: lambda idx=idx: generate(idx, TOKENS)} | sides, pairs, config)
+            seconds = interleave(
+                {NANOGPT: lambda idx=idx: generate(idx, TOKENS)} | sides, pairs, config
+            )
             rows = "" if B == 1 else f" in {B} rows"
             for side in sides:
                 name = f"token at context {context:,}{rows}, nanoGPT / ours with a {side}"

@@ -1,9 +1,11 @@
-"""The part gaterun: which recipes of ours reach nanoGPT's final loss, and in which share of its processor time.
+"""The part gaterun: which recipes of ours reach nanoGPT's final loss, and in which share of its
+processor time.
 
-nanoGPT's model and optimizer train by its own recipe for a CPU, and ours by the recipes below, on the same megabyte of
-Python's standard library. Each run has one thread and a process of its own, and a seed's runs follow each other. Only
-steps are on the clock: neither data nor evaluations. The loss is that of the whole validation split in windows of 64.
-Rules and records: results/gaterun/README.md.
+nanoGPT's model and optimizer train by its own recipe for a CPU, and ours by the recipes below, on
+the same megabyte of Python's standard library. Each run has one thread and a process of its own,
+and a seed's runs follow each other. Only steps are on the clock: neither data nor evaluations. The
+loss is that of the whole validation split in windows of 64. Rules and records:
+results/gaterun/README.md.
 """
 
 import contextlib
@@ -59,33 +61,55 @@ def bench_gaterun(config: BenchConfig, report: Report) -> None:
     runs = list(itertools.product(config.seeds, [NANOGPT, *names]))
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(sys.stderr):
-            pystdlib.main(["--most_bytes=1_000_000", "--val_fraction=0.1", "--seed=0", f"--out_dir={folder}"])
-        text = {name: split["shards"][0]["sha256"] for name, split in open_dataset(folder).meta["splits"].items()}
+            pystdlib.main(
+                ["--most_bytes=1_000_000", "--val_fraction=0.1", "--seed=0", f"--out_dir={folder}"]
+            )
+        text = {
+            name: split["shards"][0]["sha256"]
+            for name, split in open_dataset(folder).meta["splits"].items()
+        }
         report.row(sha256_of_text=text, python=platform.python_version())
-        found = in_new_processes(run_of, [(config, folder, *run) for run in runs], at_once=config.threads)
-    sides: dict = {name: [run for run in found if run["side"] == name] for name in (NANOGPT, *names)}
+        found = in_new_processes(
+            run_of, [(config, folder, *run) for run in runs], at_once=config.threads
+        )
+    sides: dict = {
+        name: [run for run in found if run["side"] == name] for name in (NANOGPT, *names)
+    }
     goal, theirs = ([run[name] for run in sides[NANOGPT]] for name in ("val_loss", "cpu_seconds"))
     for name, rows in sides.items():
         loss, seconds = ([row[key] for row in rows] for key in ("val_loss", "cpu_seconds"))
         spread = statistics.stdev(loss) if len(loss) > 1 else 0.0
         p = sign_flip_test([a - b for a, b in zip(goal, loss, strict=True)], alternative="greater")
         sizes = {key: rows[0][key] for key in ("steps", "parameters")}
-        report.row(side=name, **sizes, cpu_seconds=statistics.fmean(seconds), val_loss=statistics.fmean(loss),
-                   spread=spread, p=p, command=RECIPES.get(name), runs=rows)  # fmt: skip
+        report.row(
+            side=name,
+            **sizes,
+            cpu_seconds=statistics.fmean(seconds),
+            val_loss=statistics.fmean(loss),
+            spread=spread,
+            p=p,
+            command=RECIPES.get(name),
+            runs=rows,
+        )
         if name != NANOGPT and len(loss) > 5:
             report.ratio(f"{name}: processor time, ours / nanoGPT's", seconds, theirs)
     report.rows += gains(report.rows)
 
 
 def gains(rows: list[dict]) -> list[dict]:
-    """By how much a gate lowers the loss of the same recipe: the mean over the seeds, its exact 95% interval, and a
-    two-sided p. None: an end that too few seeds leave open."""
+    """By how much a gate lowers the loss of the same recipe: the mean over the seeds, its exact 95%
+    interval, and a two-sided p. None: an end that too few seeds leave open."""
     found = []
     for base, gated in itertools.permutations([row for row in rows if row.get("command")], 2):
         if gated["command"].startswith(f"{base['command']} {GATE}"):
-            values = [a["val_loss"] - b["val_loss"] for a, b in zip(base["runs"], gated["runs"], strict=True)]
+            values = [
+                a["val_loss"] - b["val_loss"]
+                for a, b in zip(base["runs"], gated["runs"], strict=True)
+            ]
             interval = [end if abs(end) < float("inf") else None for end in exact_interval(values)]
-            about = dict(lower_by=statistics.fmean(values), interval=interval, p=sign_flip_test(values))
+            about = dict(
+                lower_by=statistics.fmean(values), interval=interval, p=sign_flip_test(values)
+            )
             found.append({"gated": gated["side"], "over": base["side"]} | about)
     return found
 
@@ -94,20 +118,33 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     """Trains one side with one seed."""
     torch.set_num_threads(1)
     configurator.set_up()
-    train, dataset = configurator.load(TrainConfig, RECIPES.get(name, OF_NANOGPT).split()), open_dataset(folder)
+    train, dataset = (
+        configurator.load(TrainConfig, RECIPES.get(name, OF_NANOGPT).split()),
+        open_dataset(folder),
+    )
     if train.block_size != CONTEXT:
-        raise UserError(f"block_size={train.block_size}: a recipe of the gate run has {CONTEXT}, as nanoGPT's")
+        raise UserError(
+            f"block_size={train.block_size}: a recipe of the gate run has {CONTEXT}, as nanoGPT's"
+        )
     if (n := train.gradient_accumulation_steps) > 1:
-        raise UserError(f"gradient_accumulation_steps={n}: a recipe of the gate run has 1; raise batch_size")
+        raise UserError(
+            f"gradient_accumulation_steps={n}: a recipe of the gate run has 1; raise batch_size"
+        )
     keys = model_args(train) | {"vocab_size": dataset.vocab_size}
     if name == NANOGPT:
-        keys = {key: keys[key] for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
+        keys = {
+            key: keys[key] for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+        }
     side = Side(config, keys.pop("attention", NANOGPT), train=replace(train, seed=seed), **keys)
     parameters, seconds = sum(p.numel() for p in side.model.parameters()), 0.0
     if name != NANOGPT and parameters > MOST_PARAMETERS:
-        raise UserError(f"{name}: has {parameters:,} parameters; a recipe has at most nanoGPT's {MOST_PARAMETERS:,}")
+        raise UserError(
+            f"{name}: has {parameters:,} parameters; a recipe has at most nanoGPT's {MOST_PARAMETERS:,}"
+        )
     for step in range(train.max_iters):
-        side.batch = dataset.batch("train", step, seed=seed, batch_size=train.batch_size, block_size=CONTEXT)
+        side.batch = dataset.batch(
+            "train", step, seed=seed, batch_size=train.batch_size, block_size=CONTEXT
+        )
         start = time.process_time()
         for group in (group for optimizer in side.optimizers for group in optimizer.param_groups):
             group["lr"] = group.get("lr_scale", 1.0) * learning_rate(train, step)

@@ -1,7 +1,9 @@
-"""What the parts of bench.py share: the sides of a comparison, their turns, ratios with intervals, and a Report.
+"""What the parts of bench.py share: the sides of a comparison, their turns, ratios with intervals,
+and a Report.
 
-seconds = interleave({"theirs": Side(config, NANOGPT, batch), "ours": Side(config, "softmax", batch)}, 30, config)
-report.ratio("step, theirs / ours", seconds["theirs"], seconds["ours"], target=1.0)
+seconds = interleave({"theirs": Side(config, NANOGPT, batch), "ours": Side(config, "softmax",
+batch)}, 30, config) report.ratio("step, theirs / ours", seconds["theirs"], seconds["ours"],
+target=1.0)
 """
 
 import contextlib
@@ -28,18 +30,22 @@ from speed.config import BenchConfig
 from train import TrainConfig, make_optimizers
 
 NANOGPT = "nanoGPT"  # in place of the name of an attention
-SMALL: dict = dict(n_layer=6, n_head=6, n_embd=384)  # the size at which a step and a token are compared with nanoGPT's
+# the size at which a step and a token are compared with nanoGPT's
+SMALL: dict = dict(n_layer=6, n_head=6, n_embd=384)
 PLAIN = TrainConfig(learning_rate=1e-4, seed=0)
 
 
 class Side:
-    """A model with that attention, or nanoGPT's without dropout and biases, each with its own optimizer.
+    """A model with that attention, or nanoGPT's without dropout and biases, each with its own
+    optimizer.
 
-    A call trains it once on its batch (inputs, targets): forward, backward, clipping and the optimizer's step.
-    keys are those of GPTConfig, for nanoGPT those of its own.
+    A call trains it once on its batch (inputs, targets): forward, backward, clipping and the
+    optimizer's step. keys are those of GPTConfig, for nanoGPT those of its own.
     """
 
-    def __init__(self, config: BenchConfig, name: str, batch: tuple = (), train: TrainConfig = PLAIN, **keys):
+    def __init__(
+        self, config: BenchConfig, name: str, batch: tuple = (), train: TrainConfig = PLAIN, **keys
+    ):
         torch.manual_seed(train.seed)
         self.batch, self.device, self.dtype = batch, config.device, config.dtype
         self.grad_clip = train.grad_clip or float("inf")
@@ -48,9 +54,13 @@ class Side:
             module = importlib.util.module_from_spec(spec)
             with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints its size and its groups
                 spec.loader.exec_module(module)
-                self.model = module.GPT(module.GPTConfig(**dict(dropout=0.0, bias=False) | keys)).to(config.device)
+                self.model = module.GPT(
+                    module.GPTConfig(**dict(dropout=0.0, bias=False) | keys)
+                ).to(config.device)
                 rates = train.learning_rate, (train.beta1, train.beta2)
-                self.optimizers = [self.model.configure_optimizers(train.weight_decay, *rates, config.device)]
+                self.optimizers = [
+                    self.model.configure_optimizers(train.weight_decay, *rates, config.device)
+                ]
         else:
             self.model = GPT(GPTConfig(**keys, attention=name)).to(config.device)
             self.optimizers = make_optimizers(self.model, train, config.device)
@@ -74,7 +84,8 @@ def random_batch(config: BenchConfig, vocab_size: int, B: int, T: int) -> tuple[
 
 
 def in_new_processes(function: Callable, tasks: list[tuple], at_once: int = 1) -> list:
-    """[function(*task), ...], each in a process of its own, so many at once. UserError if one is killed."""
+    """[function(*task), ...], each in a process of its own, so many at once. UserError if one is
+    killed."""
     new = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(at_once, new, max_tasks_per_child=1) as pool,
@@ -84,7 +95,8 @@ def in_new_processes(function: Callable, tasks: list[tuple], at_once: int = 1) -
 
 
 def peak_mb(config: BenchConfig, name: str, batch: tuple, keys: dict) -> float:
-    """Peak memory in MB, on a GPU of the tensors alone, of a new process that trains such a Side three times."""
+    """Peak memory in MB, on a GPU of the tensors alone, of a new process that trains such a Side
+    three times."""
     return in_new_processes(peak_bytes, [(config, name, batch, keys)])[0] / 1e6
 
 
@@ -99,11 +111,14 @@ def peak_bytes(config: BenchConfig, name: str, batch: tuple, keys: dict) -> int:
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # not ru_maxrss, which on Linux a new process inherits from the one that started it
-    return 1024 * int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))[1])
+    return 1024 * int(
+        re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))[1]
+    )
 
 
 def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:
-    """{name: [seconds, ...]}: calls each side once untimed, then all in turn, every other round in reverse order."""
+    """{name: [seconds, ...]}: calls each side once untimed, then all in turn, every other round in
+    reverse order."""
     seconds = {name: [] for name in sides}
     for call in sides.values():
         seconds_of(call, config.device)
@@ -114,7 +129,8 @@ def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:
 
 
 def median_interval(values: list[float]) -> tuple[float, float, float]:
-    """(median, low, high): the median of at least 6 values, and its 95% interval by order statistics.
+    """(median, low, high): the median of at least 6 values, and its 95% interval by order
+    statistics.
 
     A single value is a size in bytes, which does not vary: it is its own interval.
     """
@@ -133,7 +149,8 @@ def judge(low: float, high: float, target: float, at_most: bool = False) -> str:
 
 @dataclass
 class Report:
-    """What a part measured: rows of a table, ratios with their raw pairs, and claims: ratios with a target."""
+    """What a part measured: rows of a table, ratios with their raw pairs, and claims: ratios with a
+    target."""
 
     part: str
     rows: list = field(default_factory=list)
@@ -144,11 +161,18 @@ class Report:
         self.rows.append(values)
 
     def ratio(
-        self, name: str, above: Iterable, below: Iterable, *, target: float | None = None, at_most: bool = False
+        self,
+        name: str,
+        above: Iterable,
+        below: Iterable,
+        *,
+        target: float | None = None,
+        at_most: bool = False,
     ) -> None:
         """above is divided by below, pair by pair, as measured side by side.
 
-        A target makes it a claim. It is what a user could take instead (1.0), or a limit, and never a guess.
+        A target makes it a claim. It is what a user could take instead (1.0), or a limit, and never
+        a guess.
         """
         pairs = list(zip(above, below, strict=True))
         middle, low, high = median_interval([a / b for a, b in pairs])
@@ -156,17 +180,26 @@ class Report:
         if target is None:
             self.ratios.append(ratio)
         else:
-            self.claims.append(ratio | {"target": target, "at_most": at_most, "met": judge(low, high, target, at_most)})
+            self.claims.append(
+                ratio
+                | {"target": target, "at_most": at_most, "met": judge(low, high, target, at_most)}
+            )
 
     def __str__(self):
         def show(value):
             return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
-        rows = [[pair for pair in row.items() if pair[0] != "runs"] for row in self.rows]  # they are for the JSON file
-        lines = [f"\n{self.part}", *("".join(f"  {name} {show(value)}" for name, value in row) for row in rows)]
+        # they are for the JSON file
+        rows = [[pair for pair in row.items() if pair[0] != "runs"] for row in self.rows]
+        lines = [
+            f"\n{self.part}",
+            *("".join(f"  {name} {show(value)}" for name, value in row) for row in rows),
+        ]
         for ratio in self.ratios + self.claims:
             line = f"  {ratio['name']:<58}{ratio['ratio']:>8.3f}  [{ratio['low']:.3f}, {ratio['high']:.3f}]"
             if "target" in ratio:
-                line += f"  {'<=' if ratio['at_most'] else '>='} {ratio['target']:g}: {ratio['met']}"
+                line += (
+                    f"  {'<=' if ratio['at_most'] else '>='} {ratio['target']:g}: {ratio['met']}"
+                )
             lines.append(line)
         return "\n".join(lines)

@@ -1,1 +1,2 @@
-"""What is made of an experiment's rows: statistics, tables, figures, the report. Also trials on a trained model."""
+"""What is made of an experiment's rows: statistics, tables, figures, the report. Also trials on a
+trained model."""

@@ -1,15 +1,16 @@
 """Arms as the product of mixers and variants, and claims about all of them.
 
-    mixers = ["softmax", "gla"]
-    variants = {"none": {}, "sigmoid": {"gate": "elementwise"}, "native": {"gate": "native", "mixers": ["gla"]}}
+    mixers = ["softmax", "gla"] variants = {"none": {}, "sigmoid": {"gate": "elementwise"},
+    "native": {"gate": "native", "mixers": ["gla"]}}
 
-gives the arms "softmax", "softmax sigmoid", "gla", "gla sigmoid" and "gla native", each with its mixer as `attention`.
+gives the arms "softmax", "softmax sigmoid", "gla", "gla sigmoid" and "gla native", each with its
+mixer as `attention`.
 
     "it helps": {"contrast": "sigmoid - none", "pool": mixers, "above": 0}
     "it helps MIXER": {"contrast": "sigmoid - none", "each": mixers, "above": 0}
 
-The first claim is about the mean over the mixers, or about a sum such as "gla - 0.5 * softmax"; the second one stands
-for a claim in each.
+The first claim is about the mean over the mixers, or about a sum such as "gla - 0.5 * softmax"; the
+second one stands for a claim in each.
 """
 
 import itertools
@@ -37,7 +38,8 @@ def arm_name(mixer: str, variant: str) -> str:
 
 
 def all_arms(config) -> dict[str, dict]:
-    """{arm: its keys}: mixers x variants, then config.arms; one that has the name of a product adds keys to it."""
+    """{arm: its keys}: mixers x variants, then config.arms; one that has the name of a product adds
+    keys to it."""
     if bool(config.mixers) != bool(config.variants):
         raise UserError("mixers, variants: arms are the product of both; give the other one, too")
     if twice := sorted(set(config.variants) & set(config.arms)):
@@ -52,10 +54,13 @@ def all_arms(config) -> dict[str, dict]:
 
 
 def arms_named(config, names: Iterable[str]) -> list[str]:
-    """The arms that the names stand for: those of a variant in every mixer that has it, or the arm itself."""
+    """The arms that the names stand for: those of a variant in every mixer that has it, or the arm
+    itself."""
     arms = []
     for name in names:
-        in_mixers = [arm_name(mixer, name) for mixer in config.mixers] if name in config.variants else []
+        in_mixers = (
+            [arm_name(mixer, name) for mixer in config.mixers] if name in config.variants else []
+        )
         arms += [arm for arm in in_mixers if arm in config.arms] or [name]
     return arms
 
@@ -63,19 +68,25 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
 def weights_of(label: str, text: str) -> dict[str, float]:
     """{name: weight} of a sum such as "0.5 * none - headwise". Raises UserError."""
     first, *rest = re.split(r" ([+-]) ", text.strip())
-    terms = [("-" * first.startswith("-"), first.removeprefix("-")), *zip(rest[::2], rest[1::2], strict=True)]
+    terms = [
+        ("-" * first.startswith("-"), first.removeprefix("-")),
+        *zip(rest[::2], rest[1::2], strict=True),
+    ]
     weights: dict[str, float] = {}
     for sign, term in terms:
         weight, _, name = term.rpartition(" * ")
         if name in weights or not re.fullmatch(r"(\d{1,9}(\.\d{1,9}|/[1-9]\d{,9})?)?", weight):
-            raise UserError(f"{label}={show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'")
+            raise UserError(
+                f"{label}={show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
+            )
         top, _, bottom = (weight or "1").partition("/")
         weights[name] = float(f"{sign}1") * float(top) / float(bottom or 1)
     return weights
 
 
 def with_base(base: dict, claim: dict) -> dict:
-    """The claim with the keys of claim_base. Its own threshold, and its pool or each, take the place of those there."""
+    """The claim with the keys of claim_base. Its own threshold, and its pool or each, take the
+    place of those there."""
     for kinds in ({"above", "other_than", "within"}, {"pool", "each"}):
         if kinds & claim.keys():
             base = {name: value for name, value in base.items() if name not in kinds}
@@ -83,10 +94,14 @@ def with_base(base: dict, claim: dict) -> dict:
 
 
 def all_claims(config) -> dict[str, dict]:
-    """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one of arms."""
+    """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one
+    of arms."""
     claims: list[tuple[str, dict]] = []
     for name, claim in config.claims.items():
-        kinds, weights = {"pool", "each"} & claim.keys(), weights_of(f"claims: {name}: contrast", claim["contrast"])
+        kinds, weights = (
+            {"pool", "each"} & claim.keys(),
+            weights_of(f"claims: {name}: contrast", claim["contrast"]),
+        )
         if not kinds:
             claims.append((name, claim | {"contrast": weights}))
             continue
@@ -106,6 +121,9 @@ def all_claims(config) -> dict[str, dict]:
         each = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers if kind == "each"]
         for label, of_mixers in each or [(name, pool)]:
             pairs = itertools.product(of_mixers.items(), weights.items())
-            contrast = {arm_name(mixer, variant): share * weight for (mixer, share), (variant, weight) in pairs}
+            contrast = {
+                arm_name(mixer, variant): share * weight
+                for (mixer, share), (variant, weight) in pairs
+            }
             claims.append((label, others | {"contrast": contrast}))
     return configurator.refuse_twice(claims)

@@ -1,15 +1,17 @@
-"""What a run's learning curve says beyond its end: numbers with more power, which claims may be about.
+"""What a run's learning curve says beyond its end: numbers with more power, which claims may be
+about.
 
     "of": ["log_steps", 0.9]    the logarithm of the steps to the first evaluation over 0.9; of a run that never gets
                                 there, that of its horizon
     "of": ["lost", 0.9]         1 if the run never gets there, else 0: the mean is the fraction of runs lost
     "of": ["log_steps", "repeated", 0.8], ["lost", "repeated", 0.8]: of the loss of a part of the text (docs/data.md)
 
-A curve is [[step, value], ...], of accuracy or of loss; of a loss, "over" reads "under". The horizon of a run is the
-last step that it was to make. One that stopped before it, because it had solved the task, keeps its last value until
-there; one that was not finite has no area under its curve, and never gets there. If every run has the same horizon, the
-mean of log_steps is the restricted mean of the logarithm. Where both runs of a pair never get there, the difference is
-zero, a tie.
+A curve is [[step, value], ...], of accuracy or of loss; of a loss, "over" reads "under". The
+horizon of a run is the last step that it was to make. One that stopped before it, because it had
+solved the task, keeps its last value until there; one that was not finite has no area under its
+curve, and never gets there. If every run has the same horizon, the mean of log_steps is the
+restricted mean of the logarithm. Where both runs of a pair never get there, the difference is zero,
+a tie.
 """
 
 import math
@@ -18,18 +20,24 @@ import numpy as np
 
 
 def horizon_of(row: dict) -> float:
-    """The last step that the run was to make: "horizon" where the row has it, else max_iters, else its last step."""
+    """The last step that the run was to make: "horizon" where the row has it, else max_iters, else
+    its last step."""
     planned = row.get("horizon") or row.get("config", {}).get("max_iters")
     return float(planned) if planned else float(row["curve"][-1][0])
 
 
 def steps_to(row: dict, threshold: float, part: str | None = None) -> int | None:
-    """The first evaluated step with an accuracy over the threshold, or a loss under it; None if there is none, or if
-    the run was not finite. part: of the text, whose loss it is then, as in the row's "loss"."""
+    """The first evaluated step with an accuracy over the threshold, or a loss under it; None if
+    there is none, or if the run was not finite. part: of the text, whose loss it is then, as in the
+    row's "loss"."""
     if not row["finite"]:
         return None
     if part is not None:
-        under = [point["step"] for point in row.get("loss_curve", []) if point.get(part, math.inf) < threshold]
+        under = [
+            point["step"]
+            for point in row.get("loss_curve", [])
+            if point.get(part, math.inf) < threshold
+        ]
         return next(iter(under), None)
     sign = -1 if row.get("metric") == "val_loss" else 1
     known = ((step, value) for step, value in row["curve"] if value is not None)
@@ -37,13 +45,18 @@ def steps_to(row: dict, threshold: float, part: str | None = None) -> int | None
 
 
 def area(row: dict) -> float | None:
-    """The mean height of the curve from its first step to the horizon, by trapezoids; None if it was not finite."""
+    """The mean height of the curve from its first step to the horizon, by trapezoids; None if it
+    was not finite."""
     steps, values = zip(*row["curve"], strict=True)
     if not row["finite"] or None in values:
         return None
     end = max(horizon_of(row), steps[-1])
     steps, values = [*steps, end], [*values, values[-1]]
-    return float(np.trapezoid(values, steps) / (end - steps[0])) if end > steps[0] else float(values[0])
+    return (
+        float(np.trapezoid(values, steps) / (end - steps[0]))
+        if end > steps[0]
+        else float(values[0])
+    )
 
 
 def log_steps(row: dict, *where: str | float) -> float:
@@ -56,7 +69,8 @@ def lost(row: dict, *where: str | float) -> float:
 
 
 def steps_of_path(row: dict, *where: str | float) -> int | None:
-    """steps_to, of what stands behind the name of a metric: a threshold, or a part of the text and a threshold."""
+    """steps_to, of what stands behind the name of a metric: a threshold, or a part of the text and
+    a threshold."""
     *part, threshold = where
     return steps_to(row, threshold, *part)
 

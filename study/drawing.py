@@ -18,22 +18,28 @@ from study import stats
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
 
-# Okabe & Ito 2008: colours that the colour-blind can tell apart. The spare ones are from Tol 2021, "muted"
+# Okabe & Ito 2008: colours that the colour-blind can tell apart. The spare ones are from Tol 2021,
+# "muted"
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
-MIXER_COLOURS = dict(zip(MIXERS, [*COLOURS[:6], "#882255", "#AA4499", "#DDCC77", "#661100", "#6699CC"], strict=False))
+MIXER_COLOURS = dict(
+    zip(MIXERS, [*COLOURS[:6], "#882255", "#AA4499", "#DDCC77", "#661100", "#6699CC"], strict=False)
+)
 
 
 def mixer_colours(names: Iterable[str]) -> dict[str, str]:
-    """{name: colour} of mixers, or patterns of them: those of MIXER_COLOURS, and for all others spare ones, in turn.
-    Patterns come last, so that each mixer has one colour in every figure."""
+    """{name: colour} of mixers, or patterns of them: those of MIXER_COLOURS, and for all others
+    spare ones, in turn. Patterns come last, so that each mixer has one colour in every figure."""
     unused = itertools.cycle(SPARE_COLOURS)
-    return {name: MIXER_COLOURS.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])}
+    return {
+        name: MIXER_COLOURS.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])
+    }
 
 
 def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
-    """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel of a figure: black for
-    the arm without a gate, which comes first, and a colour for each other one, dashed when the colours are used up."""
+    """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel of a
+    figure: black for the arm without a gate, which comes first, and a colour for each other one,
+    dashed when the colours are used up."""
     looks = itertools.cycle(itertools.product(["-", "--"], [*COLOURS[:6], *SPARE_COLOURS]))
     names = sorted(dict.fromkeys(variants), key=lambda name: name != "none")
     pairs = {name: ("-", COLOURS[6]) if name == "none" else next(looks) for name in names}
@@ -45,19 +51,22 @@ def curve_panels(
     columns: int = 4, size: tuple[float, float] = (3.2, 2.7), sharey: bool = True, has_bands: bool = True,
     finish: Callable[[plt.Axes, str], object],
 ) -> Path:  # fmt: skip
-    """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds on with a band, its
-    95% interval, if has_bands. Returns the path.
+    """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds
+    on with a band, its 95% interval, if has_bands. Returns the path.
 
-    A curve that ends before the others, as that of a run that has solved the task, keeps its last value. Where a curve
-    has no finite value the mean has a gap: one of the others would look better than the arm is.
+    A curve that ends before the others, as that of a run that has solved the task, keeps its last
+    value. Where a curve has no finite value the mean has a gap: one of the others would look better
+    than the arm is.
 
-    panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's keys of its lines}.
-    finish: called with each panel and its title, for what one figure alone has.
+    panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's
+    keys of its lines}. finish: called with each panel and its title, for what one figure alone has.
     """
     columns = min(columns, len(panels))
     lines = -(-len(panels) // columns)
     figsize = size[0] * columns + 0.6, size[1] * lines + 0.6
-    figure, grid = plt.subplots(lines, columns, figsize=figsize, squeeze=False, sharex=True, sharey=sharey)
+    figure, grid = plt.subplots(
+        lines, columns, figsize=figsize, squeeze=False, sharex=True, sharey=sharey
+    )
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for axes, (title, curves_of) in zip(grid.flat, panels.items(), strict=False):
@@ -65,16 +74,26 @@ def curve_panels(
             for curve in curves:
                 axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **looks[label])
             steps = sorted({step for curve in curves for step, _ in curve})
-            seen = [[next((y for x, y in reversed(curve) if x <= step), None) for curve in curves] for step in steps]
-            values = np.array(seen, dtype=float)  # (steps, seeds): the value at a step, or the last one before it
+            seen = [
+                [next((y for x, y in reversed(curve) if x <= step), None) for curve in curves]
+                for step in steps
+            ]
+            # (steps, seeds): the value at a step, or the last one before it
+            values = np.array(seen, dtype=float)
             means = values.mean(1)
             axes.plot(steps, means, linewidth=1.8, label=label, **looks[label])
-            if has_bands and len(curves) > 2:  # an interval of two seeds would reach 13 standard errors to each side
-                bounds = np.array([stats.interval(of_step) for of_step in values.tolist()], dtype=float).T
+            # an interval of two seeds would reach 13 standard errors to each side
+            if has_bands and len(curves) > 2:
+                bounds = np.array(
+                    [stats.interval(of_step) for of_step in values.tolist()], dtype=float
+                ).T
                 ends = np.where(np.isnan(bounds), means, bounds)  # NaN: identical values
-                axes.fill_between(steps, *ends, color=looks[label].get("color"), alpha=0.15, linewidth=0)
+                axes.fill_between(
+                    steps, *ends, color=looks[label].get("color"), alpha=0.15, linewidth=0
+                )
         axes.set_title(title, fontsize=9)
-        axes.tick_params(labelbottom=True, labelleft=True)  # the panels below and to the left may be none
+        # the panels below and to the left may be none
+        axes.tick_params(labelbottom=True, labelleft=True)
         finish(axes, title)
         dress(axes)
     figure.supxlabel(xlabel, fontsize=10)
@@ -84,14 +103,16 @@ def curve_panels(
 
 
 def plain_ticks(axis: Axis, of_ten: tuple[float, ...]) -> None:
-    """Ticks of a logarithmic axis at these numbers times powers of ten, written without an exponent."""
+    """Ticks of a logarithmic axis at these numbers times powers of ten, written without an
+    exponent."""
     axis.set_major_locator(LogLocator(subs=of_ten))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
 
 def legend_of(figure: plt.Figure, **place) -> None:
-    """One legend for the figure, with each label of its panels once: to the right, if no other place is given."""
+    """One legend for the figure, with each label of its panels once: to the right, if no other
+    place is given."""
     named = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -106,7 +127,8 @@ def dress(axes: plt.Axes) -> None:
 
 
 def write(figure: plt.Figure, path: Path) -> Path:
-    """The path, once the figure is there as a .png. Raises UserError, also where it would replace another file."""
+    """The path, once the figure is there as a .png. Raises UserError, also where it would replace
+    another file."""
     check_output(path, "figure")
     if figure.get_layout_engine() is None:
         figure.tight_layout()

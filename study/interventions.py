@@ -20,8 +20,9 @@ from runs.recorder import replaced
 
 @contextlib.contextmanager
 def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
-    """Inside, gate values are zero if their absolute value is below the threshold. It yields the counts [zeroed, all],
-    which grow as the model runs. If only some tokens have labels, the last layer may compute and count those alone."""
+    """Inside, gate values are zero if their absolute value is below the threshold. It yields the
+    counts [zeroed, all], which grow as the model runs. If only some tokens have labels, the last
+    layer may compute and count those alone."""
     counts = [0, 0]
 
     def prune(gate, act, y, g, norm=None):
@@ -37,17 +38,19 @@ def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
 
 
 def gates_to_prune(model: GPT) -> list[Gate]:
-    """All gates, wherever they are, but additive ones and those on the denominator: a zero there closes nothing."""
+    """All gates, wherever they are, but additive ones and those on the denominator: a zero there
+    closes nothing."""
     named = [(path, module) for path, module in model.named_modules() if isinstance(module, Gate)]
     return [gate for path, gate in named if not path.endswith(".denominator") and gate.is_factor]
 
 
 @contextlib.contextmanager
 def quantised(model: GPT) -> Iterator[None]:
-    """Inside, every nn.Linear of the blocks rounds its weight and its input, as 8-bit arithmetic would: to 255 levels,
-    symmetric around zero, weights with one scale per row, inputs with one per tensor, from the largest |x| of the
-    batch. The embedding, which is also the output layer, stays as it is. A weight is rounded when it is used: that
-    takes the memory of one more weight and not of one more model.
+    """Inside, every nn.Linear of the blocks rounds its weight and its input, as 8-bit arithmetic
+    would: to 255 levels, symmetric around zero, weights with one scale per row, inputs with one per
+    tensor, from the largest |x| of the batch. The embedding, which is also the output layer, stays
+    as it is. A weight is rounded when it is used: that takes the memory of one more weight and not
+    of one more model.
     """
 
     def round_to_8_bits(x, largest):

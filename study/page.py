@@ -25,15 +25,20 @@ class Table:
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Rows of cells as lines: names to the left, all other columns to the right, each as wide as its longest cell."""
+    """Rows of cells as lines: names to the left, all other columns to the right, each as wide as
+    its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = (zip(row, widths, strict=True) for row in rows)
-    lines = ("  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(row)) for row in cells)
+    lines = (
+        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(row))
+        for row in cells
+    )
     return list(map(str.rstrip, lines))
 
 
 def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
-    """Writes texts, tables and figures as one page, which holds each image itself, and not a link. Returns the path."""
+    """Writes texts, tables and figures as one page, which holds each image itself, and not a link.
+    Returns the path."""
     check_output(path, "report")
     body = []
     for part in filter(None, parts):
@@ -50,12 +55,15 @@ def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
 
 
 def policy_of(template: str) -> str:
-    """The content security policy of a page: the styles and scripts of its template, by their sha256, and the images
-    that it holds. A browser loads nothing else, and runs nothing else that a name or a text might have brought in."""
+    """The content security policy of a page: the styles and scripts of its template, by their
+    sha256, and the images that it holds. A browser loads nothing else, and runs nothing else that a
+    name or a text might have brought in."""
     allowed = {}
     for kind in ("style", "script"):
         texts = re.findall(f"<{kind}>(.*?)</{kind}>", template, re.S)
-        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        digests = [
+            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts
+        ]
         allowed[kind] = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     own = f"style-src {allowed['style']}; script-src {allowed['script']}; img-src data:"
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"

@@ -1,10 +1,12 @@
-"""The list of an experiment's runs, and the learning rates that are chosen on the way. All of it follows from the rows.
+"""The list of an experiment's runs, and the learning rates that are chosen on the way. All of it
+follows from the rows.
 
     plan = Plan(config, rows)
     plan.lacking                                # the runs that are known by now and have no row
 
-All rates get runs of selection_iters steps, with a schedule of their own. Unless widen_rates is false, a rate that wins
-at the edge of the grid widens the grid by one more, once on each side (docs/experiments.md, Learning rates).
+All rates get runs of selection_iters steps, with a schedule of their own. Unless widen_rates is
+false, a rate that wins at the edge of the grid widens the grid by one more, once on each side
+(docs/experiments.md, Learning rates).
 """
 
 import itertools
@@ -21,14 +23,16 @@ from train import TrainConfig
 class Plan:
     """What an experiment consists of, as far as the rows say by now.
 
-    compared: the runs that are compared, as far as their rates are chosen; shown: their rows; runs: those that choose
-    rates, then these; lacking: the runs without a row; done: the rows of the others; unscored: the rows that lack a
-    score; others: the rows of no such run.
+    compared: the runs that are compared, as far as their rates are chosen; shown: their rows; runs:
+    those that choose rates, then these; lacking: the runs without a row; done: the rows of the
+    others; unscored: the rows that lack a score; others: the rows of no such run.
     """
 
     def __init__(self, config, rows: list[dict]):
         self.choices, by_text = choose_rates(config, rows), {text_of(row): row for row in rows}
-        self.compared = runs_of(config, rates_of(config, self.choices) if config.selection_seeds else None)
+        self.compared = runs_of(
+            config, rates_of(config, self.choices) if config.selection_seeds else None
+        )
         self.shown = [by_text[text] for text in map(text_of, self.compared) if text in by_text]
         self.runs = [run for choice in self.choices for run in choice["runs"]] + self.compared
         known = {text_of(run): run for run in self.runs}
@@ -40,18 +44,27 @@ class Plan:
 
 
 def runs_of(config, chosen: dict[str, float] | None = None) -> list[dict]:
-    """Every run of the seeds. chosen: {arm: rate}, of the only arms that are run; None: all, at the rates they have."""
+    """Every run of the seeds. chosen: {arm: rate}, of the only arms that are run; None: all, at the
+    rates they have."""
     rates = dict.fromkeys(config.arms) if chosen is None else chosen
     return [
         make_run(config, seed, arm, rates[arm])
         for is_late, seed, arm in itertools.product((False, True), config.seeds, config.arms)
-        if arm in rates and seed in config.seeds_of.get(arm, [seed]) and is_late != (arm in config.first_arms)
+        if arm in rates
+        and seed in config.seeds_of.get(arm, [seed])
+        and is_late != (arm in config.first_arms)
     ]
 
 
 def make_run(config, seed: int, arm: str, rate: float | None, purpose: str | None = None) -> dict:
-    """A run as it stands in its row: arm, seed, data, keys of train.py and, of a branch, where it begins."""
-    keys = config.base | config.arms[arm] | {"seed": seed} | ({} if rate is None else {"learning_rate": rate})
+    """A run as it stands in its row: arm, seed, data, keys of train.py and, of a branch, where it
+    begins."""
+    keys = (
+        config.base
+        | config.arms[arm]
+        | {"seed": seed}
+        | ({} if rate is None else {"learning_rate": rate})
+    )
     run = {"arm": arm, "seed": seed, "data": config.data, "config": keys}
     if purpose is not None:
         run["purpose"] = purpose
@@ -61,15 +74,20 @@ def make_run(config, seed: int, arm: str, rate: float | None, purpose: str | Non
 
 
 def make_trial(config, seed: int, arm: str, rate: float) -> dict:
-    """A run that a rate is chosen by. The schedule and the evaluations of a shorter one are those of a full run, scaled
-    down; without a decay, it is the first steps of a full one."""
+    """A run that a rate is chosen by. The schedule and the evaluations of a shorter one are those
+    of a full run, scaled down; without a decay, it is the first steps of a full one."""
     run = make_run(config, seed, arm, rate, "selection")
     keys = configurator.build(TrainConfig, run["config"])
     if (steps := config.selection_iters or keys.max_iters) < keys.max_iters:
         run["config"]["max_iters"] = steps
         if keys.decay != "constant":
             scale = steps / keys.max_iters
-            for name, least in {"warmup_iters": 0, "eval_interval": 1, "lr_decay_iters": 1, "decay_iters": 1}.items():
+            for name, least in {
+                "warmup_iters": 0,
+                "eval_interval": 1,
+                "lr_decay_iters": 1,
+                "decay_iters": 1,
+            }.items():
                 if getattr(keys, name) is not None:
                     run["config"][name] = max(least, round(scale * getattr(keys, name)))
     run["config"] |= config.selection_base
@@ -83,7 +101,9 @@ def name_of(run: dict) -> str:
 
 
 def steps_of(runs: Iterable[dict]) -> int:
-    return sum(configurator.build(TrainConfig, run["config"]).max_iters - first_step(run) for run in runs)
+    return sum(
+        configurator.build(TrainConfig, run["config"]).max_iters - first_step(run) for run in runs
+    )
 
 
 def first_step(run: dict) -> int:
@@ -92,9 +112,9 @@ def first_step(run: dict) -> int:
 
 
 def choose_rates(config, rows: list[dict]) -> list[dict]:
-    """For each arm that chooses a rate of its own, the runs that this takes, and what their rows show:
-    {arm, rate (None while rows are missing), runs: those known by now, trials: {rate: a row, or None, of each seed},
-    values: {rate: `value_of` each seed}, and what `settled` adds}"""
+    """For each arm that chooses a rate of its own, the runs that this takes, and what their rows
+    show: {arm, rate (None while rows are missing), runs: those known by now, trials: {rate: a row,
+    or None, of each seed}, values: {rate: `value_of` each seed}, and what `settled` adds}"""
     by_text = {text_of(row): row for row in rows}
     choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
     choices = [choose_rate(config, arm, by_text) for arm in choosing]
@@ -115,25 +135,41 @@ def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
         if len(values) < len(trials):
             return choice
         rate, waiting = safest(values, highest(values)), []
-        # an edge of the config's own rates is that of all tried as long as it has not been widened on that side
-        if config.widen_rates and len(rates) > 1 and rate in config.learning_rates and rate in (rates[0], rates[-1]):
+        # an edge of the config's own rates is that of all tried as long as it has not been widened
+        # on that side
+        if (
+            config.widen_rates
+            and len(rates) > 1
+            and rate in config.learning_rates
+            and rate in (rates[0], rates[-1])
+        ):
             waiting = [float(f"{rate * rate / rates[1 if rate == rates[0] else -2]:.6g}")]
         rates = sorted(rates + waiting)
     return settled(choice, rate)
 
 
 def value_of(config, row: dict) -> float:
-    """What a rate is chosen by, of one run: more is better, and a run that was not finite is the worst."""
+    """What a rate is chosen by, of one run: more is better, and a run that was not finite is the
+    worst."""
     value = area(row) if config.select_by == "auc" else row[config.metric]
-    return -math.inf if value is None or not row["finite"] else value if config.metric == "accuracy" else -value
+    return (
+        -math.inf
+        if value is None or not row["finite"]
+        else value
+        if config.metric == "accuracy"
+        else -value
+    )
 
 
 def pooled(choices: list[dict]) -> list[dict]:
-    """The choices of the arms of one mixer, which wait for each other: each takes the rate that is chosen by their
-    means, unless its own best one is better by more than a standard error, or loses fewer runs."""
+    """The choices of the arms of one mixer, which wait for each other: each takes the rate that is
+    chosen by their means, unless its own best one is better by more than a standard error, or loses
+    fewer runs."""
     made, mixers = [], [mixer_of(choice["runs"][0]) for choice in choices]
     for choice, mixer in zip(choices, mixers, strict=True):
-        members = [member for member, its_mixer in zip(choices, mixers, strict=True) if its_mixer == mixer]
+        members = [
+            member for member, its_mixer in zip(choices, mixers, strict=True) if its_mixer == mixer
+        ]
         if any(member["rate"] is None for member in members):
             made.append(choice | {"rate": None})
             continue
@@ -141,18 +177,29 @@ def pooled(choices: list[dict]) -> list[dict]:
         shared = set.intersection(*(set(member["values"]) for member in members))
         by_arm = {rate: [member["values"][rate] for member in members] for rate in shared}
         best = highest({rate: list(map(fmean, of_arms)) for rate, of_arms in by_arm.items()})
-        joint = safest({rate: list(map(fmean, zip(*of_arms, strict=True))) for rate, of_arms in by_arm.items()}, best)
+        joint = safest(
+            {
+                rate: list(map(fmean, zip(*of_arms, strict=True)))
+                for rate, of_arms in by_arm.items()
+            },
+            best,
+        )
         best = highest(values)
         margin, error = difference(values[best], values[joint])
-        is_better = margin > error or values[joint].count(-math.inf) > values[best].count(-math.inf)  # NaN is not more
+        # NaN is not more
+        is_better = margin > error or values[joint].count(-math.inf) > values[best].count(-math.inf)
         made.append(settled(choice, best if is_better else joint) | {"joint": (mixer, joint)})
     return made
 
 
 def settled(choice: dict, rate: float) -> dict:
-    """The choice with its rate, is_edge, other: the best of the other rates, margin: how much better the rate's mean
-    is, and error: the standard error of the margin; the last three are missing where there is no other."""
-    made = choice | {"rate": rate, "is_edge": rate in (min(choice["trials"]), max(choice["trials"]))}
+    """The choice with its rate, is_edge, other: the best of the other rates, margin: how much
+    better the rate's mean is, and error: the standard error of the margin; the last three are
+    missing where there is no other."""
+    made = choice | {
+        "rate": rate,
+        "is_edge": rate in (min(choice["trials"]), max(choice["trials"])),
+    }
     other = highest({other: values for other, values in choice["values"].items() if other != rate})
     if other is not None:
         margin, error = difference(choice["values"][rate], choice["values"][other])
@@ -161,22 +208,30 @@ def settled(choice: dict, rate: float) -> dict:
 
 
 def highest(values: dict[float, list[float]]) -> float | None:
-    """Of the rates with the fewest -inf, that of the highest mean over what is finite at all of these, the smaller one
-    of two that are equal; None where there is no rate."""
+    """Of the rates with the fewest -inf, that of the highest mean over what is finite at all of
+    these, the smaller one of two that are equal; None where there is no rate."""
     fewest = min((of_rate.count(-math.inf) for of_rate in values.values()), default=0)
     left = {rate: of_rate for rate, of_rate in values.items() if of_rate.count(-math.inf) == fewest}
-    finite = [i for i, column in enumerate(zip(*left.values(), strict=True)) if -math.inf not in column]
-    return max(left, key=lambda rate: (fmean([left[rate][i] for i in finite] or [0.0]), -rate), default=None)
+    finite = [
+        i for i, column in enumerate(zip(*left.values(), strict=True)) if -math.inf not in column
+    ]
+    return max(
+        left,
+        key=lambda rate: (fmean([left[rate][i] for i in finite] or [0.0]), -rate),
+        default=None,
+    )
 
 
 def safest(values: dict[float, list[float]], best: float) -> float:
-    """The best rate, or the smallest that is less than a standard error worse over the seeds; NaN is not less."""
+    """The best rate, or the smallest that is less than a standard error worse over the seeds; NaN
+    is not less."""
     differences = {rate: difference(values[best], of_rate) for rate, of_rate in values.items()}
     return min([best, *(rate for rate, (margin, error) in differences.items() if margin < error)])
 
 
 def difference(values: list[float], others: list[float]) -> tuple[float, float]:
-    """(mean, its standard error) of values - others, paired by seed. NaN where a run was not finite, or of one seed."""
+    """(mean, its standard error) of values - others, paired by seed. NaN where a run was not
+    finite, or of one seed."""
     if -math.inf in values + others:
         return math.nan, math.nan
     pairs = [value - other for value, other in zip(values, others, strict=True)]
@@ -191,7 +246,8 @@ def rates_of(config, choices: list[dict]) -> dict[str, float]:
 
 
 def unknown_runs(config, choices: list[dict]) -> list[dict]:
-    """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost as much."""
+    """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost
+    as much."""
     known = rates_of(config, choices)
     waiting = [arm for arm in config.arms if config.selection_seeds and arm not in known]
     return runs_of(config, {arm: config.learning_rates[0] for arm in waiting})

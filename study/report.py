@@ -1,7 +1,8 @@
-"""An experiment's tables and figures: of its rows, of the runs that chose its rates, and of its claims.
+"""An experiment's tables and figures: of its rows, of the runs that chose its rates, and of its
+claims.
 
-experiment.py makes them at its end, and again with --run=false; `python plot.py results/NAME` draws the figures that
-need no config, and `python plot.py results` those of claims.
+experiment.py makes them at its end, and again with --run=false; `python plot.py results/NAME` draws
+the figures that need no config, and `python plot.py results` those of claims.
 """
 
 import itertools
@@ -16,16 +17,30 @@ from configurator import UserError
 from keys import GPTConfig
 from runs.files import one_line, read_json
 from study import claims, curves, sinks, stats
-from study.drawing import COLOURS, arm_looks, curve_panels, dress, legend_of, mixer_colours, plain_ticks, write
+from study.drawing import (
+    COLOURS,
+    arm_looks,
+    curve_panels,
+    dress,
+    legend_of,
+    mixer_colours,
+    plain_ticks,
+    write,
+)
 from study.page import Table
 from study.plan import rates_of
 from study.rows import is_finite, mixer_of, number, variant_of
 
 VERDICT_COLOURS = {
-    "supported": COLOURS[2], "passed": COLOURS[2], "equivalent": COLOURS[0], "not supported": COLOURS[4],
-    "refuted": COLOURS[1], "failed": COLOURS[1], "inconclusive": "0.5",
+    "supported": COLOURS[2],
+    "passed": COLOURS[2],
+    "equivalent": COLOURS[0],
+    "not supported": COLOURS[4],
+    "refuted": COLOURS[1],
+    "failed": COLOURS[1],
+    "inconclusive": "0.5",
     stats.UNDECIDABLE: "0.75",
-}  # fmt: skip
+}
 
 PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
     "all": "all of the text",
@@ -36,9 +51,25 @@ PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
 }
 
 # all that an experiment draws in its folder
-FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "gain.png", "state.png", "claims.png", "windows.png")
+FIGURES = (
+    "accuracy.png",
+    "val_loss.png",
+    "sink.png",
+    "gain.png",
+    "state.png",
+    "claims.png",
+    "windows.png",
+)
 
-GATE_KEYS = {"gate", "gate_activation", "gate_bias", "gate_rank", "gate_input", "match_params", "branch_scale"}
+GATE_KEYS = {
+    "gate",
+    "gate_activation",
+    "gate_bias",
+    "gate_rank",
+    "gate_input",
+    "match_params",
+    "branch_scale",
+}
 GATE_KEYS |= {"sink", "attention_weights", "forget_gate"}  # its rivals
 
 
@@ -48,21 +79,34 @@ def show(config, row: dict) -> str:
 
 
 def arms_table(config, rows: list[dict]) -> Table:
-    """A line per arm: every seed, the mean with its interval, with solved_above how many seeds solved the task, and how
-    soon, and the learning rate, where the rows name it."""
+    """A line per arm: every seed, the mean with its interval, with solved_above how many seeds
+    solved the task, and how soon, and the learning rate, where the rows name it."""
     is_accuracy, solved_above = config.metric == "accuracy", config.solved_above
-    title = ("End accuracy" if is_accuracy else "Validation loss at the end (nats a token)") + ", by seed"
-    form, cells, has_rates = ".1%" if is_accuracy else ".4f", [], any("learning_rate" in row["config"] for row in rows)
+    title = (
+        "End accuracy" if is_accuracy else "Validation loss at the end (nats a token)"
+    ) + ", by seed"
+    form, cells, has_rates = (
+        ".1%" if is_accuracy else ".4f",
+        [],
+        any("learning_rate" in row["config"] for row in rows),
+    )
     for arm in dict.fromkeys(row["arm"] for row in rows):
         by_seed = {row["seed"]: row for row in rows if row["arm"] == arm}
         ends = {seed: number(row[config.metric]) for seed, row in by_seed.items()}
         low, high = stats.interval(list(ends.values()))
         line = {"arm": arm}
-        line |= {str(seed): f"{ends[seed]:{form}}" if seed in ends else "not run" for seed in config.seeds}
+        line |= {
+            str(seed): f"{ends[seed]:{form}}" if seed in ends else "not run"
+            for seed in config.seeds
+        }
         line["mean"] = f"{statistics.fmean(ends.values()):{form}}"
         line["95% interval"] = "-" if low is None else f"{low:{form}} to {high:{form}}"
         if solved_above is not None:
-            reached = [step for row in by_seed.values() if (step := curves.steps_to(row, solved_above)) is not None]
+            reached = [
+                step
+                for row in by_seed.values()
+                if (step := curves.steps_to(row, solved_above)) is not None
+            ]
             line["solved"] = f"{sum(end > solved_above for end in ends.values())}/{len(ends)}"
             line["steps to it"] = f"{statistics.median(reached):,.0f}" if reached else "-"
         if has_rates:
@@ -73,7 +117,8 @@ def arms_table(config, rows: list[dict]) -> Table:
 
 
 def rates_table(config, choices: list[dict]) -> Table | None:
-    """A line per arm that chooses its learning rate, or takes that of another arm: which one, and why."""
+    """A line per arm that chooses its learning rate, or takes that of another arm: which one, and
+    why."""
     scale, form = (100, ".1f") if config.metric == "accuracy" else (1, ".4f")
     chosen, cells = {choice["arm"]: choice for choice in choices}, []
     for arm, rate in rates_of(config, choices).items():
@@ -85,8 +130,11 @@ def rates_table(config, choices: list[dict]) -> Table | None:
         remarks = [f"{lost} of {len(values)} runs were lost"] * (lost > 0)
         if "joint" in choice and choice["joint"][1] != rate:
             remarks.append(f"{choice['joint'][1]:g} is best for all arms of {choice['joint'][0]}")
-        remarks += ["margin under a standard error"] * (abs(margin) < error) + ["edge"] * choice["is_edge"]
-        mean = "-" if lost else f"{abs(scale * statistics.fmean(values)):{form}}"  # of a loss more is better, too
+        remarks += ["margin under a standard error"] * (abs(margin) < error) + ["edge"] * choice[
+            "is_edge"
+        ]
+        # of a loss more is better, too
+        mean = "-" if lost else f"{abs(scale * statistics.fmean(values)):{form}}"
         over = "-" if math.isnan(margin) else f"{margin:+{form}} over {choice['other']:g}"
         error = "-" if math.isnan(error) else f"{error:{form}}"
         cells.append([arm, f"{rate:g}", mean, over, error, "; ".join(remarks)])
@@ -97,21 +145,26 @@ def rates_table(config, choices: list[dict]) -> Table | None:
 
 
 def figures(rows: list[dict], folder: Path) -> list[Path]:
-    """Draws each figure that these rows have data for, and returns the paths. Runs that chose a rate are left out."""
+    """Draws each figure that these rows have data for, and returns the paths. Runs that chose a
+    rate are left out."""
     rows = [row for row in rows if "purpose" not in row]
     if not rows:
         raise UserError(f"{folder}: has no row of a compared run yet, nothing to draw")
-    rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))  # the order in which runs ended is not shown
+    # the order in which runs ended is not shown
+    rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))
     if any(row.get("sinks") for row in rows):
         return [sinks.figure(rows, folder / "sink.png")]
     drawn = [metric_curves(rows, folder / f"{rows[0]['metric']}.png")]
     if any(row.get("loss_curve") for row in rows) and (panels := gains(rows)):
         drawn.append(gain_curves(rows, panels, folder / "gain.png"))
-    return drawn + (accuracy_by_state(rows, folder / "state.png") if rows[0]["metric"] == "accuracy" else [])
+    return drawn + (
+        accuracy_by_state(rows, folder / "state.png") if rows[0]["metric"] == "accuracy" else []
+    )
 
 
 def metric_curves(rows: list[dict], path: Path) -> Path:
-    """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed. Returns the path."""
+    """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed.
+    Returns the path."""
     is_accuracy = rows[0]["metric"] == "accuracy"
     panels, looks = {}, arm_looks(sorted(map(variant_of, rows)))
     for row in rows:
@@ -121,7 +174,8 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     def finish(axes, title):
         if is_accuracy:
             axes.set(ylim=(0, 100))
-        elif margin := 0.04 * (max(values, default=0) - min(values, default=0)):  # the first evaluation is far above
+        # the first evaluation is far above
+        elif margin := 0.04 * (max(values, default=0) - min(values, default=0)):
             axes.set(ylim=(min(values) - margin, max(values) + margin))
 
     label = "accuracy at the queries (%)" if is_accuracy else "validation loss (nats a token)"
@@ -130,14 +184,19 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
 
 
 def curve_of(row: dict) -> list[tuple]:
-    """[(step, the metric)], accuracy in per cent; NaN where it was not finite, and behind the end of such a run."""
+    """[(step, the metric)], accuracy in per cent; NaN where it was not finite, and behind the end
+    of such a run."""
     scale, end = 100 if row["metric"] == "accuracy" else 1, row["curve"][-1][0] + 1
-    return [(step, scale * number(value)) for step, value in row["curve"]] + [(end, math.nan)] * (not row["finite"])
+    return [(step, scale * number(value)) for step, value in row["curve"]] + [(end, math.nan)] * (
+        not row["finite"]
+    )
 
 
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
-    """{part: {arm: [[(step, loss of its plain arm minus its own), ...] of each seed]}}, of the arms that have one."""
-    plain, panels, of_run = plain_arms(rows), {}, {}  # of_run: {step: {part: loss}} behind the first evaluation
+    """{part: {arm: [[(step, loss of its plain arm minus its own), ...] of each seed]}}, of the arms
+    that have one."""
+    # of_run: {step: {part: loss}} behind the first evaluation
+    plain, panels, of_run = plain_arms(rows), {}, {}
     for row in rows:
         parts = {one["step"]: one for one in row.get("loss_curve", [])}
         whole = row["curve"] if row["metric"] == "val_loss" else [(step, None) for step in parts]
@@ -145,43 +204,56 @@ def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
         of_run[row["arm"], row["seed"]] = late
     for part, ((arm, seed), after) in itertools.product(PARTS, of_run.items()):
         before = of_run.get((plain.get(arm), seed), {})
-        pairs = ((step, before.get(step, {}).get(part), loss.get(part)) for step, loss in after.items())
-        if curve := [(step, was - now) for step, was, now in pairs if is_finite(was) and is_finite(now)]:
+        pairs = (
+            (step, before.get(step, {}).get(part), loss.get(part)) for step, loss in after.items()
+        )
+        if curve := [
+            (step, was - now) for step, was, now in pairs if is_finite(was) and is_finite(now)
+        ]:
             panels.setdefault(PARTS[part], {}).setdefault(arm, []).append(curve)
     return panels
 
 
 def plain_arms(rows: list[dict]) -> dict[str, str]:
-    """{arm: the one without a gate that has else the same keys, but for the rate; of several, that of the same rate}"""
-    # keys: {arm: (the keys of its runs but of its gate, rate and seed; the names of its gate's; rate)}
+    """{arm: the one without a gate that has else the same keys, but for the rate; of several, that
+    of the same rate}"""
+    # keys: {arm: (the keys of its runs but of its gate, rate and seed; the names of its gate's;
+    # rate)}
     keys, compared = {}, {}
     for row in rows:
         config = dict(row["config"], seed=None)
         rate = config.pop("learning_rate", None)
-        of_gate = {name for name in GATE_KEYS & config.keys() if config[name] != getattr(GPTConfig, name)}
+        of_gate = {
+            name for name in GATE_KEYS & config.keys() if config[name] != getattr(GPTConfig, name)
+        }
         keys[row["arm"]] = {name: config[name] for name in config.keys() - GATE_KEYS}, of_gate, rate
     for arm, (shared, of_gate, rate) in keys.items():
-        same = [(keys[other][2] != rate, other) for other in keys if keys[other][:2] == (shared, set())]
+        same = [
+            (keys[other][2] != rate, other) for other in keys if keys[other][:2] == (shared, set())
+        ]
         if of_gate and same:
             compared[arm] = min(same, key=lambda other: other[0])[1]
     return compared
 
 
 def gain_curves(rows: list[dict], panels: dict[str, dict[str, list]], path: Path) -> Path:
-    """Draws the gains against the step: a panel per part, a colour per arm, every seed. Returns the path."""
+    """Draws the gains against the step: a panel per part, a colour per arm, every seed. Returns the
+    path."""
     looks = arm_looks(row["arm"] for row in rows)
 
     def finish(axes, title):
         axes.axhline(0, color="0.3", linewidth=1)
 
     label = "gain: loss without minus loss with (nats a token)"
-    return curve_panels(panels, looks, path, ylabel=label, columns=3, size=(4.2, 3.0), finish=finish)
+    return curve_panels(
+        panels, looks, path, ylabel=label, columns=3, size=(4.2, 3.0), finish=finish
+    )
 
 
 def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
-    """Draws the accuracy against the bytes of the state, as in "Zoology" (Arora et al. 2023), where a seed has three
-    sizes or more: a panel per kind, a colour per mixer, every seed. Returns the paths. An arm's kind is its name
-    without mixer and size: "levels" for "gla levels 16"."""
+    """Draws the accuracy against the bytes of the state, as in "Zoology" (Arora et al. 2023), where
+    a seed has three sizes or more: a panel per kind, a colour per mixer, every seed. Returns the
+    paths. An arm's kind is its name without mixer and size: "levels" for "gla levels 16"."""
     points: dict = {}
     for row in rows:
         if "state_bytes" in row:
@@ -202,26 +274,33 @@ def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axes.set(ylim=(0, 100))
 
-    labels: dict = dict(ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32")
+    labels: dict = dict(
+        ylabel="accuracy at the queries (%)", xlabel="KiB of state of a sequence, in float32"
+    )
     return [curve_panels(panels, looks, path, **labels, columns=3, finish=finish)]
 
 
 def rate_windows(config, choices: list[dict], rows: list[dict], path: Path) -> list[Path]:
-    """Draws the metric at the end against the learning rate, where an arm has tried three rates: a panel per mixer, a
-    colour per arm, as in the curves of the rows, every seed; a cross, and a gap in the line, where a run was lost.
-    Returns the paths."""
+    """Draws the metric at the end against the learning rate, where an arm has tried three rates: a
+    panel per mixer, a colour per arm, as in the curves of the rows, every seed; a cross, and a gap
+    in the line, where a run was lost. Returns the paths."""
     is_accuracy, panels = config.metric == "accuracy", {}
     scale, tried = 100 if is_accuracy else 1, set()
     for choice in choices:
         known = {rate: rows for rate, rows in sorted(choice["trials"].items()) if None not in rows}
         for of_seed in zip(*known.values(), strict=True):
-            curve = [(rate, scale * number(row[config.metric])) for rate, row in zip(known, of_seed, strict=True)]
+            curve = [
+                (rate, scale * number(row[config.metric]))
+                for rate, row in zip(known, of_seed, strict=True)
+            ]
             arms = panels.setdefault(mixer_of(of_seed[0]), {})
             arms.setdefault(variant_of(of_seed[0]), []).append(curve)
         tried |= known.keys()
     if not any(len(of_arm[0]) > 2 for arms in panels.values() for of_arm in arms.values()):
         return []
-    looks = arm_looks([*sorted(map(variant_of, rows)), *(arm for arms in panels.values() for arm in arms)])
+    looks = arm_looks(
+        [*sorted(map(variant_of, rows)), *(arm for arms in panels.values() for arm in arms)]
+    )
 
     def finish(axes, title):
         for i, (arm, of_arm) in enumerate(panels[title].items()):
@@ -229,21 +308,33 @@ def rate_windows(config, choices: list[dict], rows: list[dict], path: Path) -> l
             look = dict(color=looks[arm]["color"], transform=axes.get_xaxis_transform())
             axes.plot(lost, [0.97 - 0.03 * i] * len(lost), "x", **look)
         axes.set_xscale("log")
-        axes.set_xticks(sorted(tried), [f"{rate:,.2g}" for rate in sorted(tried)], fontsize=7)  # not formulas
+        # not formulas
+        axes.set_xticks(sorted(tried), [f"{rate:,.2g}" for rate in sorted(tried)], fontsize=7)
         axes.minorticks_off()
 
     what = "accuracy at the end (%)" if is_accuracy else "loss at the end (nats a token)"
-    look: dict = dict(xlabel="peak learning rate", ylabel=what, size=(2.5, 2.6), columns=len(panels), finish=finish)
-    return [curve_panels(panels, looks, path, **look, has_bands=False)]  # of few seeds they would fill the panel
+    look: dict = dict(
+        xlabel="peak learning rate",
+        ylabel=what,
+        size=(2.5, 2.6),
+        columns=len(panels),
+        finish=finish,
+    )
+    # of few seeds they would fill the panel
+    return [curve_panels(panels, looks, path, **look, has_bands=False)]
 
 
 def draw_claims(folder: Path) -> list:
-    """Draws the claims of each experiment in this folder. Returns the paths and a table of all. Raises UserError."""
+    """Draws the claims of each experiment in this folder. Returns the paths and a table of all.
+    Raises UserError."""
     drawn, found = [], []
     for file in sorted(folder.glob("*/claims.json")):
         with one_line(f"{file}: cannot be drawn"):
             records = read_json(file)["claims"]
-            found += [one | {"name": f"{file.parent.name}: {one['name']}"} for one in filter(has_run, records)]
+            found += [
+                one | {"name": f"{file.parent.name}: {one['name']}"}
+                for one in filter(has_run, records)
+            ]
             drawn += claims_figure(records, file.with_name("claims.png"))
     if not drawn:
         raise UserError(f"{folder}: no claim of an experiment has been judged yet, nothing to draw")
@@ -255,26 +346,34 @@ def has_run(one: dict) -> bool:
 
 
 def claims_figure(records: list[dict], path: Path) -> list[Path]:
-    """Draws a panel per unit, with the mean of each claim's contrast, its exact interval, bars at its threshold or the
-    ends of its band, and a dot for each seed. Where few seeds leave the exact interval open, a thin line goes up to the
-    edge, and a darker one is Student's interval; what is exploratory has a hollow mark. Returns the path, or none where
-    no claim has run."""
+    """Draws a panel per unit, with the mean of each claim's contrast, its exact interval, bars at
+    its threshold or the ends of its band, and a dot for each seed. Where few seeds leave the exact
+    interval open, a thin line goes up to the edge, and a darker one is Student's interval; what is
+    exploratory has a hollow mark. Returns the path, or none where no claim has run."""
     if not (records := list(filter(has_run, records))):
         return []
-    panels = {unit: of for unit in claims.UNITS if (of := [one for one in records if one["unit"] == unit])}
+    panels = {
+        unit: of for unit in claims.UNITS if (of := [one for one in records if one["unit"] == unit])
+    }
     heights = [0.7 + 0.22 * len(of) for of in panels.values()]
-    figure, grid = plt.subplots(len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights)
+    figure, grid = plt.subplots(
+        len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights
+    )
     for axes, (unit, of) in zip(grid.flat, panels.items(), strict=True):
         zero = 1.0 if unit in (claims.RATIO, "ratio") else 0.0  # a contrast without a difference
         axes.axvline(zero, color="0.3", linewidth=1)
         axes.set_yticks([-i for i in range(len(of))], [one["name"] for one in of], fontsize=8)
         for i, one in enumerate(of):
-            claim_line(axes, -i, one, zero, [value for one in of for value in one["seeds"].values()])
+            claim_line(
+                axes, -i, one, zero, [value for one in of for value in one["seeds"].values()]
+            )
         axes.set(xlabel=unit, ylim=(-len(of) + 0.2, 0.8))
         if unit == claims.RATIO:
             axes.set_xscale("log")
             low, high = axes.get_xlim()
-            plain_ticks(axes.xaxis, (1, 1.2, 1.5, 2, 3, 5, 7, 8, 9) if high / low < 10 else (1, 2, 5))
+            plain_ticks(
+                axes.xaxis, (1, 1.2, 1.5, 2, 3, 5, 7, 8, 9) if high / low < 10 else (1, 2, 5)
+            )
         else:
             axes.xaxis.set_major_locator(MaxNLocator(7))
         dress(axes)
@@ -284,10 +383,16 @@ def claims_figure(records: list[dict], path: Path) -> list[Path]:
 
 def claim_line(axes: plt.Axes, y: float, one: dict, zero: float, seeds: list[float]) -> None:
     """seeds: the values of all claims of the panel."""
-    middle, colour, dots = one["estimate"], VERDICT_COLOURS[one["verdict"]], list(one["seeds"].values())
+    middle, colour, dots = (
+        one["estimate"],
+        VERDICT_COLOURS[one["verdict"]],
+        list(one["seeds"].values()),
+    )
     if one["over"] is None and None in (one["low"], one["high"]):  # a count has no interval
         edges = [min(zero, *seeds), max(zero, *seeds)]
-        axes.plot(edges, [y, y], color="0.8", linewidth=0.8, label="exact interval open: too few seeds")
+        axes.plot(
+            edges, [y, y], color="0.8", linewidth=0.8, label="exact interval open: too few seeds"
+        )
         if one["student_low"] is not None:
             ends = [one["student_low"], one["student_high"]]
             axes.plot(ends, [y, y], color="0.4", linewidth=1.2, label="Student's, there")
@@ -297,7 +402,14 @@ def claim_line(axes: plt.Axes, y: float, one: dict, zero: float, seeds: list[flo
     if one["threshold"] is not None:
         axes.plot([one["threshold"]], [y], "|", color="black", markersize=11, label="threshold")
     if (band := one["within"]) is not None:
-        axes.plot([1 / band if zero else -band, band], [y, y], "|", color="0.4", markersize=11, label="band")
+        axes.plot(
+            [1 / band if zero else -band, band],
+            [y, y],
+            "|",
+            color="0.4",
+            markersize=11,
+            label="band",
+        )
     axes.plot(dots, [y] * len(dots), ".", color="0.4", markersize=4, zorder=3, label="a seed")
     if one["exploratory"]:
         look: dict = dict(markerfacecolor="white", markeredgecolor=colour, markersize=6, zorder=4)

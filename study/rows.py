@@ -3,9 +3,9 @@
     rows = {text_of(row): row for row in read_rows(folder)}
     row = rows.get(text_of(run))                # None: this run has no row yet
 
-A row of rows.jsonl holds a run (its arm, seed, data and keys of train.py), its results, and the code and
-machine that made them. Scores are not part of what identifies a run: if the config asks for another score, it is
-computed for the finished run, and a newer row is written.
+A row of rows.jsonl holds a run (its arm, seed, data and keys of train.py), its results, and the
+code and machine that made them. Scores are not part of what identifies a run: if the config asks
+for another score, it is computed for the finished run, and a newer row is written.
 """
 
 import importlib
@@ -26,7 +26,8 @@ TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20
 COUNT, NUMBER, STEP = (int, 0, 1 << 62), (float, -1e30, 1e30, None), (float, 0, 1 << 62)
 TEXT_OR_NONE, SECONDS = (*TEXT, None), (float, 0, 1e12)
 LENGTH = {"block_size": COUNT, "loss?": NUMBER}
-OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}  # of query
+# of query
+OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}
 BRANCH = {"of": TEXT, "at": COUNT}
 ROW = {
     "arm": TEXT, "seed": COUNT, "purpose?": {"selection"}, "branch?": BRANCH,
@@ -43,16 +44,52 @@ ROW = {
 }  # fmt: skip
 
 
-# where a number stands in a row, for the paths of claims: {name: None for a number or a list of them, or what is
-# inside}; str: any name, of a score, a kind of query, a slice, a gate's position, or a key
-OF_LOSS = dict.fromkeys(("near", "far", "repeated", "elsewhere", "far_minus_near", "repeated_minus_elsewhere"))
-OF_QUERIES = ("share", "to_sink", "token_0_before", "token_0_after", "effective", "effective_uniform", "uniform")
+# where a number stands in a row, for the paths of claims: {name: None for a number or a list of
+# them, or what is inside}; str: any name, of a score, a kind of query, a slice, a gate's position,
+# or a key
+OF_LOSS = dict.fromkeys(
+    ("near", "far", "repeated", "elsewhere", "far_minus_near", "repeated_minus_elsewhere")
+)
+OF_QUERIES = (
+    "share",
+    "to_sink",
+    "token_0_before",
+    "token_0_after",
+    "effective",
+    "effective_uniform",
+    "uniform",
+)
 OF_QUERIES += ("loss",)
-OF_METERS = ("sink", "to_sink", "sink_baseline", "effective_sink", "value_norm", "branch", "max_activation")
+OF_METERS = (
+    "sink",
+    "to_sink",
+    "sink_baseline",
+    "effective_sink",
+    "value_norm",
+    "branch",
+    "max_activation",
+)
 OF_METERS += ("max_over_median", "induction")
-OF_SCORE = ("loss", "perplexity", "accuracy", "labels", "bits_per_byte", "bytes", "word_perplexity", "tokens_per_word")
+OF_SCORE = (
+    "loss",
+    "perplexity",
+    "accuracy",
+    "labels",
+    "bits_per_byte",
+    "bytes",
+    "word_perplexity",
+    "tokens_per_word",
+)
 OF_SCORE += ("words", "block_size", "trained_length", "rope_factor", "prune_below", "step")
-OF_RUN = ("accuracy", "val_loss", "tokens_per_second", "step_ms", "flops_per_token", "n_params", "state_bytes")
+OF_RUN = (
+    "accuracy",
+    "val_loss",
+    "tokens_per_second",
+    "step_ms",
+    "flops_per_token",
+    "n_params",
+    "state_bytes",
+)
 OF_RUN += ("seconds", "horizon", "last_step", "processes", "threads")
 NUMBERS: dict = dict.fromkeys(OF_RUN) | {
     "loss": OF_LOSS,
@@ -86,14 +123,19 @@ def wrong_row(row: dict) -> str | None:
         return wrong
     steps, values = zip(*row["curve"], strict=True)
     a_number = NUMBER[:3] if row["finite"] else NUMBER
-    rules: dict = {"curve: step": [STEP, 1, MANY], "curve": [a_number, 1, MANY], row["metric"]: a_number}
+    rules: dict = {
+        "curve: step": [STEP, 1, MANY],
+        "curve": [a_number, 1, MANY],
+        row["metric"]: a_number,
+    }
     if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
         rules["meters"] = {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}
     return wrong_field(row | {"curve: step": list(steps), "curve": list(values)}, rules)
 
 
 def read_rows(folder: Path) -> list[dict]:
-    """The rows of the folder, of each run the one that ended last. Raises UserError for a row with a wrong field."""
+    """The rows of the folder, of each run the one that ended last. Raises UserError for a row with
+    a wrong field."""
     rows: dict[str, dict] = {}
     for number, row in enumerate(read_jsonl(folder / "rows.jsonl"), 1):
         if wrong := wrong_row(row):
@@ -141,20 +183,29 @@ def mixer_of(row: dict) -> str:
 
 
 def variant_of(row: dict) -> str:
-    """What an arm adds to its mixer: the arm's name without the mixer's, "none" if nothing is left."""
+    """What an arm adds to its mixer: the arm's name without the mixer's, "none" if nothing is
+    left."""
     return row["arm"].removeprefix(mixer_of(row)).strip(" ,") or "none"
 
 
 def scores_of(config, row: dict) -> dict[str, dict | None]:
-    """{name: score} of the scores that the config asks for of the row's arm; None: it lacks it, or it was made with
-    other keys."""
+    """{name: score} of the scores that the config asks for of the row's arm; None: it lacks it, or
+    it was made with other keys."""
     arm, made, scores = row["arm"], row.get("scored", {}), row.get("scores", {})
-    wanted = {name: keys for name, keys in config.scores.items() if arm in config.scores_of.get(name, [arm])}
-    return {name: scores.get(name) if made.get(name) == as_read(keys) else None for name, keys in wanted.items()}
+    wanted = {
+        name: keys
+        for name, keys in config.scores.items()
+        if arm in config.scores_of.get(name, [arm])
+    }
+    return {
+        name: scores.get(name) if made.get(name) == as_read(keys) else None
+        for name, keys in wanted.items()
+    }
 
 
 def missing_scores(config, row: dict) -> list[str]:
-    """The names of the scores that a row, or a run, lacks. A run that diverged or chose a rate is not scored."""
+    """The names of the scores that a row, or a run, lacks. A run that diverged or chose a rate is
+    not scored."""
     if "purpose" in row or not row.get("finite", True):
         return []
     return [name for name, score in scores_of(config, row).items() if score is None]

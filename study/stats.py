@@ -1,4 +1,5 @@
-"""What a comparison over paired seeds shows: an exact test, the interval that inverts it, and one word as the verdict.
+"""What a comparison over paired seeds shows: an exact test, the interval that inverts it, and one
+word as the verdict.
 
     supported       the test's p, corrected by Holm (1979) over the family, is under 0.05, and the mean is over the
                     threshold, or on either side of it if the claim is of a change ("other_than")
@@ -11,12 +12,13 @@
     passed, failed  a count ("in"): as many seeds as the claim asks for are above the threshold, or fewer
     not run         fewer than two seeds have all values that the claim compares; of a count, not all runs, or no values
 
-A claim is about a contrast, {arm: weight}. The weighted values are summed within each seed, so that whatever
-the runs of a seed share (data, order, initial weights) cancels.
+A claim is about a contrast, {arm: weight}. The weighted values are summed within each seed, so that
+whatever the runs of a seed share (data, order, initial weights) cancels.
 
-The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if their distribution
-is symmetric about zero. Where one arm alone now and then loses a run, it is not, and neither this interval nor
-Student's covers the mean: the claim to make then is about "lost" (curves.py).
+The test flips the signs of the seeds' distances from the threshold, in all 2^n ways. It is exact if
+their distribution is symmetric about zero. Where one arm alone now and then loses a run, it is not,
+and neither this interval nor Student's covers the mean: the claim to make then is about "lost"
+(curves.py).
 """
 
 import functools
@@ -34,53 +36,66 @@ from study import curves
 LEVEL = 0.05
 UNDECIDABLE = "could not be decided"
 POWER = 0.8
-# up to this many the power of the exact test is simulated; beyond, Student's is within 3% for a claim without a family
+# up to this many the power of the exact test is simulated; beyond, Student's is within 3% for a
+# claim without a family
 SIMULATED_SEEDS = 12
 SIMULATIONS = 4000
-EXACT_SEEDS = 16  # up to this many seeds all 2^n sign patterns are listed; with more, RANDOM_PATTERNS are drawn
+# up to this many seeds all 2^n sign patterns are listed; with more, RANDOM_PATTERNS are drawn
+EXACT_SEEDS = 16
 RANDOM_PATTERNS = 100_000
 
 
 def contrast(rows: list[dict], weights: dict[str, float], path: Sequence[str]) -> dict[int, float]:
-    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value. path: as `look_up` takes it.
-    Raises UserError where it leads to anything but a number."""
+    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value. path: as
+    `look_up` takes it. Raises UserError where it leads to anything but a number."""
     by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
     sums = {}
     for seed in sorted({seed for _, seed in by_run}):
         values = [by_run.get((arm, seed)) for arm in weights]
         if wrong := [value for value in values if not isinstance(value, int | float | None)]:
-            raise UserError(f"of={show(list(path))}: leads to {show(wrong[0])} in a row, and not to a number")
-        if all(value is not None and math.isfinite(value) for value in values):  # a run that diverged has None
-            sums[seed] = sum(weight * value for weight, value in zip(weights.values(), values, strict=True))
+            raise UserError(
+                f"of={show(list(path))}: leads to {show(wrong[0])} in a row, and not to a number"
+            )
+        # a run that diverged has None
+        if all(value is not None and math.isfinite(value) for value in values):
+            sums[seed] = sum(
+                weight * value for weight, value in zip(weights.values(), values, strict=True)
+            )
     return sums
 
 
 def look_up(row: dict, path: Iterable[str]) -> Any:
-    """The value at the end of the path, ["scores", "longer", "slices", "320/40"], or None; the largest of a list, as of
-    the heads of ["meters", "induction"]; a number of the learning curve, ["log_steps", 0.9] (curves.METRICS); or the
-    logarithm of what the rest leads to, ["log", "val_loss"]."""
+    """The value at the end of the path, ["scores", "longer", "slices", "320/40"], or None; the
+    largest of a list, as of the heads of ["meters", "induction"]; a number of the learning curve,
+    ["log_steps", 0.9] (curves.METRICS); or the logarithm of what the rest leads to, ["log",
+    "val_loss"]."""
     first, *rest = path
     if first in curves.METRICS:
         return curves.METRICS[first](row, *rest)
     if first == "log":
         value = look_up(row, rest)
-        return value if not isinstance(value, int | float) else math.log(value) if value > 0 else None
+        return (
+            value if not isinstance(value, int | float) else math.log(value) if value > 0 else None
+        )
     for name in path:
         row = row.get(name) if isinstance(row, dict) else None
     values: list[Any] = [row]
     while any(isinstance(value, list) for value in values):
-        values = [one for value in values for one in (value if isinstance(value, list) else [value])]
+        values = [
+            one for value in values for one in (value if isinstance(value, list) else [value])
+        ]
     if others := [value for value in values if not isinstance(value, int | float | None)]:
         return others[0]
     return max((value for value in values if value is not None), default=None)
 
 
 def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
-    """One family of claims, each with its values by seed -> what came of each, in order. Claims that have no two values
-    yet count in the correction, as they will when they have run.
+    """One family of claims, each with its values by seed -> what came of each, in order. Claims
+    that have no two values yet count in the correction, as they will when they have run.
 
-    A claim has a threshold, "above" or "other_than", or "within", half the width of a band around zero, or both. It has
-    two "sides" if it names none. With "in", it is a count, and in no family. Each result holds
+    A claim has a threshold, "above" or "other_than", or "within", half the width of a band around
+    zero, or both. It has two "sides" if it names none. With "in", it is a count, and in no family.
+    Each result holds
 
         verdict, n, threshold, sides
         over, needed                        of a count: numbers of seeds
@@ -93,20 +108,39 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     asked, judged, family = list(asked), [], []
     for values, claim in asked:
         threshold = threshold_of(claim)
-        result = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": claim.get("sides", 2)}
+        result = {
+            "verdict": "not run",
+            "n": len(values),
+            "threshold": threshold,
+            "sides": claim.get("sides", 2),
+        }
         judged.append(result)
         if "in" in claim:
             over = sum(value > threshold for value in values)
-            result |= {"over": over, "needed": claim["in"], "verdict": "passed" if over >= claim["in"] else "failed"}
+            result |= {
+                "over": over,
+                "needed": claim["in"],
+                "verdict": "passed" if over >= claim["in"] else "failed",
+            }
             continue
-        family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * ("within" in claim)
+        family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * (
+            "within" in claim
+        )
         if len(values) < 2:
             continue
-        result |= {"mean": statistics.fmean(values), "sd": statistics.stdev(values), "identical": are_identical(values)}
+        result |= {
+            "mean": statistics.fmean(values),
+            "sd": statistics.stdev(values),
+            "identical": are_identical(values),
+        }
         result["low"], result["high"] = exact_interval(values, result["sides"])
-        result["student_low"], result["student_high"] = t_interval(values, 1 - 2 * LEVEL / result["sides"])
+        result["student_low"], result["student_high"] = t_interval(
+            values, 1 - 2 * LEVEL / result["sides"]
+        )
         if threshold is not None:
-            result["p"] = sign_flip_test(values, threshold, "greater" if result["sides"] == 1 else "two-sided")
+            result["p"] = sign_flip_test(
+                values, threshold, "greater" if result["sides"] == 1 else "two-sided"
+            )
         if band := claim.get("within"):
             tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
             result |= {"within": band, "p_within": max(tests)}
@@ -115,8 +149,12 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
         if name in result:
             result[f"{name}_holm"] = p
             if not result["identical"]:
-                effect, band = detectable(result["n"], LEVEL / len(family) / (result["sides"] if name == "p" else 1))
-                result[name.replace("p", "detectable", 1)] = result["sd"] * (effect if name == "p" else band)
+                effect, band = detectable(
+                    result["n"], LEVEL / len(family) / (result["sides"] if name == "p" else 1)
+                )
+                result[name.replace("p", "detectable", 1)] = result["sd"] * (
+                    effect if name == "p" else band
+                )
     for (values, claim), result in zip(asked, judged, strict=True):
         if "mean" in result:
             result["verdict"] = verdict(values, result, either_way="other_than" in claim)
@@ -135,7 +173,11 @@ def verdict(values: Sequence[float], result: dict, either_way: bool) -> str:
     def is_beyond(bound, tail="less"):  # the interval's end is; the test says so despite rounding
         return sign_flip_test(values, bound, tail) < LEVEL / result["sides"]
 
-    if threshold is not None and result["p_holm"] < LEVEL and (either_way or result["mean"] > threshold):
+    if (
+        threshold is not None
+        and result["p_holm"] < LEVEL
+        and (either_way or result["mean"] > threshold)
+    ):
         return "supported"
     if band is not None and result["p_within_holm"] < LEVEL:
         return "equivalent"
@@ -157,13 +199,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def subset_means(values: Sequence[float]) -> np.ndarray:
-    """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of RANDOM_PATTERNS subsets.
-    The empty subset comes first, as -inf.
+    """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of
+    RANDOM_PATTERNS subsets. The empty subset comes first, as -inf.
 
-    To flip the signs of the distances x - t in a subset leaves a sum as large as
-    the observed one, or larger, if the subset's mean is at most t. So the share of these means that are at most t is
-    the one-sided p of the threshold t, and the t whose p is 0.05 is one of them (Hartigan 1969, "Using subsample values
-    as typical values").
+    To flip the signs of the distances x - t in a subset leaves a sum as large as the observed one,
+    or larger, if the subset's mean is at most t. So the share of these means that are at most t is
+    the one-sided p of the threshold t, and the t whose p is 0.05 is one of them (Hartigan 1969,
+    "Using subsample values as typical values").
     """
     numbers = np.asarray(values, dtype=float)
     if len(numbers) > EXACT_SEEDS:
@@ -176,21 +218,27 @@ def subset_means(values: Sequence[float]) -> np.ndarray:
     return np.sort(np.where(sizes > 0, sums / np.maximum(sizes, 1), -math.inf))
 
 
-def sign_flip_test(values: Sequence[float], threshold: float = 0.0, alternative: str = "two-sided") -> float:
-    """p of the hypothesis that the values are symmetric about the threshold: the share of all sign patterns whose sum
-    is at least as far out; of more than EXACT_SEEDS values, of RANDOM_PATTERNS fixed patterns and the values' own, with
-    a standard error of sqrt(p (1 - p) / RANDOM_PATTERNS). alternative: "greater", "less" or "two-sided", as in scipy.
+def sign_flip_test(
+    values: Sequence[float], threshold: float = 0.0, alternative: str = "two-sided"
+) -> float:
+    """p of the hypothesis that the values are symmetric about the threshold: the share of all sign
+    patterns whose sum is at least as far out; of more than EXACT_SEEDS values, of RANDOM_PATTERNS
+    fixed patterns and the values' own, with a standard error of sqrt(p (1 - p) / RANDOM_PATTERNS).
+    alternative: "greater", "less" or "two-sided", as in scipy.
     """
     if alternative == "two-sided":
-        return min(1.0, 2 * min(sign_flip_test(values, threshold, tail) for tail in ("greater", "less")))
+        return min(
+            1.0, 2 * min(sign_flip_test(values, threshold, tail) for tail in ("greater", "less"))
+        )
     sign = 1 if alternative == "greater" else -1
     means = subset_means([sign * value for value in values])
     return float((means <= sign * threshold + rounding(values, threshold)).mean())
 
 
 def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, float]:
-    """(low, high): the thresholds that the sign-flip test does not reject; with too few values it is the whole line.
-    sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds with 1 - LEVEL by itself."""
+    """(low, high): the thresholds that the sign-flip test does not reject; with too few values it
+    is the whole line. sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds
+    with 1 - LEVEL by itself."""
 
     def bound(numbers):  # the smallest t with p(t) >= LEVEL
         means = subset_means(numbers)
@@ -199,8 +247,11 @@ def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, floa
     return bound(values), -bound([-value for value in values])
 
 
-def t_interval(values: Sequence[float], level: float = 1 - LEVEL) -> tuple[float | None, float | None]:
-    """(low, high): Student's interval of the mean of at least two values; None, None for identical ones."""
+def t_interval(
+    values: Sequence[float], level: float = 1 - LEVEL
+) -> tuple[float | None, float | None]:
+    """(low, high): Student's interval of the mean of at least two values; None, None for identical
+    ones."""
     if are_identical(values):
         return None, None
     ends = stats.ttest_1samp(values, 0.0).confidence_interval(level)
@@ -208,8 +259,9 @@ def t_interval(values: Sequence[float], level: float = 1 - LEVEL) -> tuple[float
 
 
 def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """(low, high), the 95% interval of a mean that tables and figures show: exact where that is finite, from six values
-    on, else Student's. None, None for fewer than two values, identical ones, or one that is not finite."""
+    """(low, high), the 95% interval of a mean that tables and figures show: exact where that is
+    finite, from six values on, else Student's. None, None for fewer than two values, identical
+    ones, or one that is not finite."""
     if len(values) < 2 or not all(map(math.isfinite, values)) or are_identical(values):
         return None, None
     low, high = exact_interval(values)
@@ -232,21 +284,26 @@ def smallest_p(n: int, sides: int = 2) -> float:
 
 @functools.cache
 def detectable(n: int, level: float) -> tuple[float, float]:
-    """(effect, band), in units of the spread of the differences, that n seeds show in 80% of cases at a one-sided p.
+    """(effect, band), in units of the spread of the differences, that n seeds show in 80% of cases
+    at a one-sided p.
 
-    effect: a mean so far over the threshold is seen to be over it. band: where the mean is zero, it is seen to lie
-    within so much of zero. Both are infinite if n seeds give no p under the level. Differences are taken as normal.
-    Up to SIMULATED_SEEDS seeds these are quantiles over SIMULATIONS sets of differences around zero: a shift of all
-    values shifts the bounds of the test with them. Beyond, the effect is that of Student's test, by the noncentral t,
-    and the band adds its quantiles.
+    effect: a mean so far over the threshold is seen to be over it. band: where the mean is zero, it
+    is seen to lie within so much of zero. Both are infinite if n seeds give no p under the level.
+    Differences are taken as normal. Up to SIMULATED_SEEDS seeds these are quantiles over
+    SIMULATIONS sets of differences around zero: a shift of all values shifts the bounds of the test
+    with them. Beyond, the effect is that of Student's test, by the noncentral t, and the band adds
+    its quantiles.
     """
     if smallest_p(n, 1) >= level:
         return math.inf, math.inf
     if n > SIMULATED_SEEDS:
         critical, root = stats.t.isf(level, n - 1), math.sqrt(n)
-        effect = optimize.brentq(lambda x: stats.nct.sf(critical, n - 1, x * root) - POWER, 0.0, 10 * (critical + 1))
+        effect = optimize.brentq(
+            lambda x: stats.nct.sf(critical, n - 1, x * root) - POWER, 0.0, 10 * (critical + 1)
+        )
         return effect, float((critical + stats.norm.isf((1 - POWER) / 2)) / root)
-    members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1  # (subsets, n), without the empty one
+    # (subsets, n), without the empty one
+    members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
     share, rng = members / members.sum(axis=1, keepdims=True), np.random.default_rng(0)
     k, lows, highs = math.ceil(level * 2**n) - 2, [], []
     for _ in range(SIMULATIONS // 500):

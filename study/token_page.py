@@ -1,10 +1,12 @@
-"""Writes page.html, on which one looks at a text token by token, in a browser and without a network.
+"""Writes page.html, on which one looks at a text token by token, in a browser and without a
+network.
 
     python plot.py out --html=true                         the first row that meters.py read for out/meters.json
     python plot.py out --html=true --text="To be, or not"  a text of one's own
 
-The page shows the last checkpoint of meters.json. Histograms and means are copied from there, and the numbers of
-single tokens come from the functions that meters.py takes its means of. study/token_page.html is its text and code.
+The page shows the last checkpoint of meters.json. Histograms and means are copied from there, and
+the numbers of single tokens come from the functions that meters.py takes its means of.
+study/token_page.html is its text and code.
 """
 
 import base64
@@ -32,34 +34,48 @@ BYTES_OF_TOKEN = 48  # a head's gate, sink, effective sink and what it writes, a
 
 
 def write_page(path: Path, text: str | None = None) -> Path:
-    """Writes page.html beside a meters.json, which is `path` or lies in it. Returns its path; raises UserError. text:
-    what to show; None: the first row that meters.py read. Either is cut to what fits in 3 MB."""
+    """Writes page.html beside a meters.json, which is `path` or lies in it. Returns its path;
+    raises UserError. text: what to show; None: the first row that meters.py read. Either is cut to
+    what fits in 3 MB."""
     file = path if path.suffix == ".json" else path / "meters.json"
     if not os.path.isfile(file):
-        raise UserError(f"{file}: no such file; run python meters.py --checkpoint={file.parent} first")
+        raise UserError(
+            f"{file}: no such file; run python meters.py --checkpoint={file.parent} first"
+        )
     out = file.with_name("page.html")
     check_output(out, "page of a text")
     meters = read_json(file)["checkpoints"][-1]
     model, checkpoint = load_model(meters["checkpoint"], Processes("auto", 0).device)
     if "folder" not in meters or checkpoint.get("iter_num") != meters["step"]:
-        raise UserError(f"{file}: is older than {meters['checkpoint']} or than this version; run meters.py again")
+        raise UserError(
+            f"{file}: is older than {meters['checkpoint']} or than this version; run meters.py again"
+        )
     dataset = data_of(checkpoint, meters["folder"])
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
-    tokenizer = tokenizer_of(dataset) if dataset.kind == "stream" or dataset.alphabet is not None else None
+    tokenizer = (
+        tokenizer_of(dataset) if dataset.kind == "stream" or dataset.alphabet is not None else None
+    )
     if text is None:
         ids = probe.first_rows(dataset, meters["split"], 1, model.config.block_size)[0][0].tolist()
     elif tokenizer is None:
-        raise UserError(f"text={text!r}: the ids of {dataset.folder} stand for no text; leave --text out")
+        raise UserError(
+            f"text={text!r}: the ids of {dataset.folder} stand for no text; leave --text out"
+        )
     else:
         ids = [*dataset.first_ids, *tokenizer.encode(text)][: model.config.block_size]
         if len(ids) < 2:
-            raise UserError(f"text={text!r}: give at least two tokens, since a single one has no other to look at")
+            raise UserError(
+                f"text={text!r}: give at least two tokens, since a single one has no other to look at"
+            )
     words = map(str, ids)
     if tokenizer is not None:  # bytes that are no whole character are shown as \xe4
-        words = (tokenizer.decode_bytes([i]).decode(errors="backslashreplace") or "<s>" for i in ids)
+        words = (
+            tokenizer.decode_bytes([i]).decode(errors="backslashreplace") or "<s>" for i in ids
+        )
     template = TEMPLATE.read_text(encoding="utf-8")
     template = template.replace("{POLICY}", policy_of(template))
-    about = {name: value for name, value in meters.items() if name not in ("maps", "pruning")}  # are not shown
+    # are not shown
+    about = {name: value for name, value in meters.items() if name not in ("maps", "pruning")}
     room = MOST_BYTES - len(template) - len(json.dumps(about))
     heads, n = sum(block.mixer.n_head for block in model.blocks), MOST_TOKENS
     while n > 2 and heads * (BYTES_OF_WEIGHT * n * (n + 1) / 2 + BYTES_OF_TOKEN * n) > room:
@@ -72,7 +88,11 @@ def write_page(path: Path, text: str | None = None) -> Path:
         "is_own_text": text is not None,
         "is_text": dataset.kind == "stream",
         "tokens": list(words)[:n],
-        "kinds": {name: mask[0].nonzero().flatten().tolist() for name, mask in masks.items() if name != "other"},
+        "kinds": {
+            name: mask[0].nonzero().flatten().tolist()
+            for name, mask in masks.items()
+            if name != "other"
+        },
         "layers": probe.probe(model, inputs, measure, meters["dtype"]),
     }
     data = json.dumps(page).replace("<", "\\u003c")  # a token may be </script>
@@ -81,9 +101,10 @@ def write_page(path: Path, text: str | None = None) -> Path:
 
 
 def measure(seen: Seen) -> dict:
-    """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or None}. weights: for
-    all heads and queries in turn the weights of the keys up to the query, in UNITs, int16 in base64. They are those of
-    the attention in softmax layers, and shares of their absolute sum in others."""
+    """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or
+    None}. weights: for all heads and queries in turn the weights of the keys up to the query, in
+    UNITs, int16 in base64. They are those of the attention in softmax layers, and shares of their
+    absolute sum in others."""
     gate, packed = probe.head_gates(seen), None
     numbers: dict = dict.fromkeys(("share", "effective", "writes"))
     if seen.readout is not None:
@@ -99,5 +120,8 @@ def measure(seen: Seen) -> dict:
         rows, columns = torch.tril_indices(*weights.shape[1:])
         units = (weights[:, rows, columns] / UNIT).round().cpu().numpy()
         packed = base64.b64encode(units.astype("<i2").tobytes()).decode()
-    of_tokens = {name: None if values is None else probe.numbers(values[0]) for name, values in numbers.items()}
+    of_tokens = {
+        name: None if values is None else probe.numbers(values[0])
+        for name, values in numbers.items()
+    }
     return of_tokens | {"weights": packed}

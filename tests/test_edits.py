@@ -147,7 +147,7 @@ def copy(tmp_path_factory):
     after(folder / "mixer.py", 'READOUT_NORMS = {"rms": RMSNorm', ', "layer": nn.LayerNorm')
     (folder / "data" / "mine").mkdir()
     (folder / "data" / "mine" / "prepare.py").write_text(data)
-    function = re.compile(r"^def make_optimizers\(.*?(?=^\S)", re.M | re.S)
+    function = re.compile(r"^def make_optimizers\(.*?(?=^[\w#@])", re.M | re.S)
     source, count = function.subn(lambda _: optimizer + "\n\n", (folder / "train.py").read_text())
     assert count == 1
     (folder / "train.py").write_text(source)

@@ -43,7 +43,11 @@ rate_of = {
     "fixed half": "sigmoid",
 }
 
-scores = {"by position": {"lengths": [256]}, "pruned": {"prune_below": 0.1}, "8 bits": {"eight_bits": True}}
+scores = {
+    "by position": {"lengths": [256]},
+    "pruned": {"prune_below": 0.1},
+    "8 bits": {"eight_bits": True},
+}
 scores_of = {"pruned": ["sigmoid", "wide", "headwise", "matched"]}
 
 claim_base = {"other_than": 0, "family": "at the end"}
@@ -59,7 +63,10 @@ claims = {
         "family": "with the length of the run",
     },
     # is it the start, or the form?
-    "a start at one changes what a start at a half gives": {"contrast": "sigmoid - wide", "family": "start and form"},
+    "a start at one changes what a start at a half gives": {
+        "contrast": "sigmoid - wide",
+        "family": "start and form",
+    },
     "one value per head changes what one per channel gives": {
         "contrast": "sigmoid - headwise",
         "family": "start and form",

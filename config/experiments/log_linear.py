@@ -53,7 +53,10 @@ claims = {
         "of": ["log_steps", 0.9],
     },
     "merged ones do, there": {"contrast": "conv merged - conv plain", "of": ["log_steps", 0.9]},
-    "the gate changes the steps of Guo's": {"contrast": "conv guo sigmoid - conv guo", "of": ["log_steps", 0.9]},
+    "the gate changes the steps of Guo's": {
+        "contrast": "conv guo sigmoid - conv guo",
+        "of": ["log_steps", 0.9],
+    },
     "the gate changes the steps of merged ones": {
         "contrast": "conv merged sigmoid - conv merged",
         "of": ["log_steps", 0.9],

@@ -30,14 +30,56 @@ arms = {
     "none 1,500": {"schedule": "wsd", "max_iters": 1650, "decay_iters": 150},
     "none 6,000": {"schedule": "wsd", "max_iters": 6600, "decay_iters": 600},
     "none 12,000": {"schedule": "wsd", "max_iters": 13200, "decay_iters": 1200},
-    "sigmoid 1,500": {"gate": "elementwise", "schedule": "wsd", "max_iters": 1650, "decay_iters": 150},
-    "sigmoid 6,000": {"gate": "elementwise", "schedule": "wsd", "max_iters": 6600, "decay_iters": 600},
-    "sigmoid 12,000": {"gate": "elementwise", "schedule": "wsd", "max_iters": 13200, "decay_iters": 1200},
-    "fixed half 1,500": {"branch_scale": 0.5, "schedule": "wsd", "max_iters": 1650, "decay_iters": 150},
-    "fixed half 6,000": {"branch_scale": 0.5, "schedule": "wsd", "max_iters": 6600, "decay_iters": 600},
-    "fixed half 12,000": {"branch_scale": 0.5, "schedule": "wsd", "max_iters": 13200, "decay_iters": 1200},
-    "bias 3 1,500": {"gate": "elementwise", "gate_bias": 3.0, "schedule": "wsd", "max_iters": 1650, "decay_iters": 150},
-    "bias 3 6,000": {"gate": "elementwise", "gate_bias": 3.0, "schedule": "wsd", "max_iters": 6600, "decay_iters": 600},
+    "sigmoid 1,500": {
+        "gate": "elementwise",
+        "schedule": "wsd",
+        "max_iters": 1650,
+        "decay_iters": 150,
+    },
+    "sigmoid 6,000": {
+        "gate": "elementwise",
+        "schedule": "wsd",
+        "max_iters": 6600,
+        "decay_iters": 600,
+    },
+    "sigmoid 12,000": {
+        "gate": "elementwise",
+        "schedule": "wsd",
+        "max_iters": 13200,
+        "decay_iters": 1200,
+    },
+    "fixed half 1,500": {
+        "branch_scale": 0.5,
+        "schedule": "wsd",
+        "max_iters": 1650,
+        "decay_iters": 150,
+    },
+    "fixed half 6,000": {
+        "branch_scale": 0.5,
+        "schedule": "wsd",
+        "max_iters": 6600,
+        "decay_iters": 600,
+    },
+    "fixed half 12,000": {
+        "branch_scale": 0.5,
+        "schedule": "wsd",
+        "max_iters": 13200,
+        "decay_iters": 1200,
+    },
+    "bias 3 1,500": {
+        "gate": "elementwise",
+        "gate_bias": 3.0,
+        "schedule": "wsd",
+        "max_iters": 1650,
+        "decay_iters": 150,
+    },
+    "bias 3 6,000": {
+        "gate": "elementwise",
+        "gate_bias": 3.0,
+        "schedule": "wsd",
+        "max_iters": 6600,
+        "decay_iters": 600,
+    },
     "bias 3 12,000": {
         "gate": "elementwise",
         "gate_bias": 3.0,
@@ -48,7 +90,12 @@ arms = {
     "none on": {"max_iters": 24000},
     "sigmoid on": {"gate": "elementwise", "max_iters": 24000},
     "none 24,000": {"schedule": "wsd", "max_iters": 26400, "decay_iters": 2400},
-    "sigmoid 24,000": {"gate": "elementwise", "schedule": "wsd", "max_iters": 26400, "decay_iters": 2400},
+    "sigmoid 24,000": {
+        "gate": "elementwise",
+        "schedule": "wsd",
+        "max_iters": 26400,
+        "decay_iters": 2400,
+    },
 }
 branches = {
     "none 1,500": {"of": "none", "at": 1500},
@@ -104,16 +151,27 @@ claims = {
     },
     "at 1,500 steps the sigmoid gate changes the loss": {"contrast": "none 1,500 - sigmoid 1,500"},
     "at 6,000 steps it does": {"contrast": "none 6,000 - sigmoid 6,000"},
-    "at 12,000 steps a fixed half changes the loss": {"contrast": "none 12,000 - fixed half 12,000"},
+    "at 12,000 steps a fixed half changes the loss": {
+        "contrast": "none 12,000 - fixed half 12,000"
+    },
     "at 12,000 steps a gate from a bias of +3 does": {"contrast": "none 12,000 - bias 3 12,000"},
     "a fixed half changes the steps to copy": {
         "contrast": "fixed half - none",
         "of": ["log_steps", "repeated", 0.85],
     },
-    "from a bias of +3 the gate does": {"contrast": "bias 3 - none", "of": ["log_steps", "repeated", 0.85]},
-    "runs without a gate that do not copy by 12,000 steps": {"contrast": "none", "of": ["lost", "repeated", 0.85]},
+    "from a bias of +3 the gate does": {
+        "contrast": "bias 3 - none",
+        "of": ["log_steps", "repeated", 0.85],
+    },
+    "runs without a gate that do not copy by 12,000 steps": {
+        "contrast": "none",
+        "of": ["lost", "repeated", 0.85],
+    },
     "... with the sigmoid gate": {"contrast": "sigmoid", "of": ["lost", "repeated", 0.85]},
-    "... with the sigmoid gate, by 24,000 steps": {"contrast": "sigmoid on", "of": ["lost", "repeated", 0.85]},
+    "... with the sigmoid gate, by 24,000 steps": {
+        "contrast": "sigmoid on",
+        "of": ["lost", "repeated", 0.85],
+    },
     "... with a fixed half": {"contrast": "fixed half", "of": ["lost", "repeated", 0.85]},
     "... from a bias of +3": {"contrast": "bias 3", "of": ["lost", "repeated", 0.85]},
 }

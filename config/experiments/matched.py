@@ -106,4 +106,10 @@ claims = {
     },
 }
 
-base = {"max_iters": 6000, "short_conv": 4, "state_size": 32, "dtype": "bfloat16", "learning_rate": 3e-3}
+base = {
+    "max_iters": 6000,
+    "short_conv": 4,
+    "state_size": 32,
+    "dtype": "bfloat16",
+    "learning_rate": 3e-3,
+}

@@ -36,7 +36,10 @@ claim_base = {
     "sides": 1,
 }
 claims = {
-    "the gate lowers the loss after 6,000 steps, pooled over five mixers": {"pool": mixers, "family": "pooled"},
+    "the gate lowers the loss after 6,000 steps, pooled over five mixers": {
+        "pool": mixers,
+        "family": "pooled",
+    },
     "cosformer gains more than gla": {"pool": "cosformer - gla", "family": "order"},
     "gla gains more than mamba2": {"pool": "gla - mamba2", "family": "order"},
     "the four others gain more than softmax": {
@@ -44,12 +47,28 @@ claims = {
         "family": "against softmax",
     },
     "softmax gains over 1%": {"pool": ["softmax"], "above": 0.0101, "family": "over 1%"},
-    "linear attention gains over 1%": {"pool": ["cosformer", "gla"], "above": 0.0101, "family": "over 1%"},
-    "SSMs gain over 1%": {"pool": ["mamba2", "gated_deltanet"], "above": 0.0101, "family": "over 1%"},
+    "linear attention gains over 1%": {
+        "pool": ["cosformer", "gla"],
+        "above": 0.0101,
+        "family": "over 1%",
+    },
+    "SSMs gain over 1%": {
+        "pool": ["mamba2", "gated_deltanet"],
+        "above": 0.0101,
+        "family": "over 1%",
+    },
     # under 1%: minus the gain is over -0.0101
     "softmax gains under 1%": {"pool": "-softmax", "above": -0.0101, "family": "under 1%"},
-    "linear attention gains under 1%": {"pool": "-0.5 * cosformer - 0.5 * gla", "above": -0.0101, "family": "under 1%"},
-    "SSMs gain under 1%": {"pool": "-0.5 * mamba2 - 0.5 * gated_deltanet", "above": -0.0101, "family": "under 1%"},
+    "linear attention gains under 1%": {
+        "pool": "-0.5 * cosformer - 0.5 * gla",
+        "above": -0.0101,
+        "family": "under 1%",
+    },
+    "SSMs gain under 1%": {
+        "pool": "-0.5 * mamba2 - 0.5 * gated_deltanet",
+        "above": -0.0101,
+        "family": "under 1%",
+    },
     # where it is lost: a gain's fall is the rise of (far - near) and of (repeated - elsewhere) from without to with
     "the four others gain less far from the window's start than near it": {
         "contrast": "sigmoid - none",

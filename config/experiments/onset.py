@@ -41,7 +41,11 @@ arms = {
     "warmup 20% sigmoid": {"warmup_iters": 600, "gate": "elementwise"},
     "muon": {"optimizer": "muon"},
     "muon sigmoid": {"optimizer": "muon", "gate": "elementwise"},
-    "muon sigmoid, gate in adamw": {"optimizer": "muon", "gate": "elementwise", "gate_optimizer": "adamw"},
+    "muon sigmoid, gate in adamw": {
+        "optimizer": "muon",
+        "gate": "elementwise",
+        "gate_optimizer": "adamw",
+    },
 }
 first_arms = ["none", "sigmoid", "fixed half", "bias 3"]
 
@@ -65,7 +69,9 @@ claims = {
     "a gate from one changes the steps": {"contrast": "from one - none"},
     "one value per head changes the steps": {"contrast": "headwise - none"},
     "a gate on the values does": {"contrast": "on values - none"},
-    "a third of the gate's rate changes those of the sigmoid gate": {"contrast": "third of the rate - sigmoid"},
+    "a third of the gate's rate changes those of the sigmoid gate": {
+        "contrast": "third of the rate - sigmoid"
+    },
     "no weight decay on the gate does": {"contrast": "no decay - sigmoid"},
     "with QK-norm the gate changes the steps": {"contrast": "qk-norm sigmoid - qk-norm"},
     "with a convolution it does": {"contrast": "convolution sigmoid - convolution"},

@@ -48,7 +48,11 @@ claims = {
         "contrast": "gated_deltanet to 2 - gated_deltanet",
         "family": "beta",
     },
-    "the gate changes MIXER's": {"contrast": "sigmoid - none", "each": mixers, "family": "gate, by mixer"},
+    "the gate changes MIXER's": {
+        "contrast": "sigmoid - none",
+        "each": mixers,
+        "family": "gate, by mixer",
+    },
     "the gate changes what beta to 2 gives": {
         "contrast": "gated_deltanet to 2 sigmoid - gated_deltanet to 2",
         "family": "gate, by mixer",

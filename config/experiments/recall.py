@@ -27,7 +27,12 @@ variants = {
     "fixed half": {"branch_scale": 0.5},
     "half init": {"out_init_scale": 0.5},
     "native": {"gate": "native", "mixers": mixers},
-    "silu from one": {"gate": "elementwise", "gate_activation": "silu", "gate_bias": 1.278, "mixers": mixers},
+    "silu from one": {
+        "gate": "elementwise",
+        "gate_activation": "silu",
+        "gate_bias": 1.278,
+        "mixers": mixers,
+    },
 }
 mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet"]  # all of them
 arms = {"mamba2 silu from one": {"norm_first": False}}  # where its native gate stands
@@ -44,10 +49,16 @@ selection_iters = 600  # at a constant rate, the first 600 steps of a run
 pool_rates = True
 selection_base = {"meters": False}
 
-pair_spread = 0.25  # of log steps; with and without the sigmoid gate, on five other seeds: 0.10 to 0.31 by mixer
+# of log steps; with and without the sigmoid gate, on five other seeds: 0.10 to 0.31 by mixer
+pair_spread = 0.25
 
 # contrasts are of log steps, so that each is a ratio of steps; over 1: the first arm is slower
-claim_base = {"contrast": "wide half - wide one", "pool": mixers, "other_than": 0, "of": ["log_steps", 0.9]}
+claim_base = {
+    "contrast": "wide half - wide one",
+    "pool": mixers,
+    "other_than": 0,
+    "of": ["log_steps", 0.9],
+}
 claims = {
     # the start alone: the same gate from a half and from one
     "a start at a half slows softmax and cosformer by more than 10%": {

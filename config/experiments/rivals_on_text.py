@@ -25,7 +25,12 @@ arms = {
     "softpick": {"attention_weights": "softpick"},
     "FoX": {"forget_gate": True, "position": "none"},
 }
-seeds_of = {"headwise": [71, 72, 73], "sink head": [71, 72, 73], "softpick": [71, 72, 73], "FoX": [71, 72, 73]}
+seeds_of = {
+    "headwise": [71, 72, 73],
+    "sink head": [71, 72, 73],
+    "softpick": [71, 72, 73],
+    "FoX": [71, 72, 73],
+}
 first_arms = ["none", "sigmoid", "sink token"]
 
 learning_rates = [1.5e-3, 3e-3, 6e-3, 1.2e-2]

@@ -44,7 +44,11 @@ seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]  # of all others
 # uniform weights would put 0.065 on <s>, and write 0.0099 of the residual stream of it
 claim_base = {"of": ["meters", "kinds", "other", "share"]}
 claims = {
-    "instrument: without a gate the weight on <s> is over 0.5": {"contrast": "none", "above": 0.5, "in": 9},
+    "instrument: without a gate the weight on <s> is over 0.5": {
+        "contrast": "none",
+        "above": 0.5,
+        "in": 9,
+    },
     "elementwise halves the weight's excess over uniform": {
         "contrast": "0.5 * none - elementwise",
         "above": -0.0326,

@@ -31,7 +31,12 @@ arms = {
 }
 seeds_of = {}
 
-claim_base = {"of": ["meters", "kinds", "other", "effective"], "above": -0.0049, "sides": 1, "family": "rivals"}
+claim_base = {
+    "of": ["meters", "kinds", "other", "effective"],
+    "above": -0.0049,
+    "sides": 1,
+    "family": "rivals",
+}
 claims = {
     "instrument: without a gate the weight on <s> is over 0.5": {
         "contrast": "none",
@@ -45,7 +50,10 @@ claims = {
     "... softpick does": {"contrast": "0.5 * none - softpick"},
     "... FoX does": {"contrast": "0.5 * none - FoX"},
     "... a headwise gate does, again": {"contrast": "0.5 * none - headwise", "family": "gates"},
-    "... a gate on the values does": {"contrast": "0.5 * none - elementwise@value", "family": "gates"},
+    "... a gate on the values does": {
+        "contrast": "0.5 * none - elementwise@value",
+        "family": "gates",
+    },
     "a token's sink logit and a headwise gate leave the same effective sink": {
         "contrast": "sink token - headwise",
         "within": 0.02,

@@ -9,7 +9,8 @@ of "Zoology" (Arora et al. 2023). All take recall.py's rate. One seed is a look.
 name = "state_size"
 seeds = [0]
 solved_above = 0.9
-mixers = ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"]  # those whose state has levels
+# those whose state has levels
+mixers = ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"]
 variants = {
     "4": {"head_dim": 4, "state_size": 4},
     "8": {"head_dim": 8, "state_size": 8},

@@ -27,7 +27,12 @@ selection_seeds = [100]
 selection_iters = 345
 pair_spread = 0.01  # of the logarithm of a perplexity, a guess
 
-claim_base = {"contrast": "none - sigmoid", "above": 0, "sides": 1, "of": ["log", "scores", "test", "word_perplexity"]}
+claim_base = {
+    "contrast": "none - sigmoid",
+    "above": 0,
+    "sides": 1,
+    "of": ["log", "scores", "test", "word_perplexity"],
+}
 claims = {
     "in linear mixers and SSMs the gate lowers word perplexity by more than 3%": {
         "pool": ["cosformer", "gla", "mamba2", "gated_deltanet"],
@@ -43,7 +48,12 @@ claims = {
         "pool": ["gla", "mamba2", "gated_deltanet"],
         "family": "native",
     },
-    "by more than 3% in MIXER": {"each": mixers, "above": 0.0305, "family": "by mixer", "exploratory": True},
+    "by more than 3% in MIXER": {
+        "each": mixers,
+        "above": 0.0305,
+        "family": "by mixer",
+        "exploratory": True,
+    },
 }
 
 base = {

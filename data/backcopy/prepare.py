@@ -1,25 +1,28 @@
 """
-Bigram-Backcopy (Guo et al. 2024, "Active-Dormant Attention Heads"): a chain of characters in which a few, the triggers,
-ask for a copy. A head has work at triggers and nowhere else.
+Bigram-Backcopy (Guo et al. 2024, "Active-Dormant Attention Heads"): a chain of characters in which
+a few, the triggers, ask for a copy. A head has work at triggers and nowhere else.
 
     python data/backcopy/prepare.py                                # length 64, 8 triggers, 64,000 + 1,000 rows
     python data/backcopy/prepare.py --text=shakespeare.txt         # another text for the table of character pairs
 
-A row is a chain behind a first token, <s>. After a trigger the character before the trigger is repeated. After another
-character the next is drawn from a table: how often each character follows it in the text. For the trigger "e":
+A row is a chain behind a first token, <s>. After a trigger the character before the trigger is
+repeated. After another character the next is drawn from a table: how often each character follows
+it in the text. For the trigger "e":
 
     position   0   1  2  3  4  5  6  7  8
     token      <s> t  h  e  h  a  v  e  v
     label      t   h  e  h  a  v  e  v  ...
                          copies h     copies v
 
-The text is by default the source code of Python's standard library, of which the `characters` most frequent ones are
-taken; pairs with any other are not counted. Ids are 0 for <s>, then the characters by falling frequency, so that the
-triggers, the most frequent ones, are 1 .. n_triggers. The first character is drawn by frequency, and is no trigger: it
-would copy <s>. So no two triggers ever stand side by side.
+The text is by default the source code of Python's standard library, of which the `characters` most
+frequent ones are taken; pairs with any other are not counted. Ids are 0 for <s>, then the
+characters by falling frequency, so that the triggers, the most frequent ones, are 1 .. n_triggers.
+The first character is drawn by frequency, and is no trigger: it would copy <s>. So no two triggers
+ever stand side by side.
 
-meta.json names the triggers as a kind of query, which meters.py measures apart, and holds the loss of a predictor that
-knows the table and the rule: the entropy of the next token, which is 0 behind a trigger.
+meta.json names the triggers as a kind of query, which meters.py measures apart, and holds the loss
+of a predictor that knows the table and the rule: the entropy of the next token, which is 0 behind a
+trigger.
 """
 
 import platform
@@ -44,8 +47,12 @@ VERSION = 1  # raise it when the same seed no longer gives the same rows
 
 @dataclass
 class Config(Output):
-    text: str | None = key(None, "a text file for the table of pairs (None: Python's standard library)")
-    characters: int = key(96, "how many, the most frequent of the text", at_least=2, at_most=UINT16_VOCAB - 1)
+    text: str | None = key(
+        None, "a text file for the table of pairs (None: Python's standard library)"
+    )
+    characters: int = key(
+        96, "how many, the most frequent of the text", at_least=2, at_most=UINT16_VOCAB - 1
+    )
     triggers: int = key(8, "how many of them, the most frequent, are triggers", at_least=1)
     first_token: bool = key(True, "true: each row begins with <s>")
     seq_len: int = key(64, "length of a row", at_least=3)
@@ -55,24 +62,31 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
+    config = configurator.load(
+        Config, argv, positional=None, program=GENERATOR, description=__doc__
+    )
     alphabet, table, first = chain_of(config)
     source = {"python": platform.python_version()} if config.text is None else {}
     out_dir, about = claim(config, GENERATOR, VERSION, alphabet=alphabet, **source)
     splits = {}
     for i, (split, size) in enumerate((("train", config.train_size), ("val", config.val_size))):
         rng = np.random.default_rng([config.seed, i])
-        examples = generate(rng, size, config.seq_len, table, first, config.triggers, config.first_token)
+        examples = generate(
+            rng, size, config.seq_len, table, first, config.triggers, config.first_token
+        )
         loss = perfect_loss(examples[:, 0], table, first, config.triggers)
         splits[split] = [(examples, {"slice": str(config.seq_len), "perfect_loss": loss})]
     about |= dict(name="backcopy", tokenizer="backcopy", vocab_size=len(alphabet) + 1)
     about["kinds"] = {"trigger": list(range(1, config.triggers + 1))}
     report(write_examples(out_dir, splits, **about), out_dir)
-    print(f"triggers: {alphabet[: config.triggers]!r}; the perfect predictor loses {loss:.4f} nats on val")
+    print(
+        f"triggers: {alphabet[: config.triggers]!r}; the perfect predictor loses {loss:.4f} nats on val"
+    )
 
 
 def chain_of(config):
-    """The alphabet, and the probabilities of the chain by id: pairs (K + 1, K + 1) and first character (K + 1,)."""
+    """The alphabet, and the probabilities of the chain by id: pairs (K + 1, K + 1) and first
+    character (K + 1,)."""
     text = "".join(read_sources().values()) if config.text is None else read_text(Path(config.text))
     n, n_found = config.characters, len(set(text))
     if not config.triggers < n <= n_found:
@@ -80,24 +94,28 @@ def chain_of(config):
         raise UserError(f"characters={n}: {what}")
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     by_code = np.bincount(codes)
-    order = np.argsort(-by_code, kind="stable")[:n]  # of two that are as frequent, the one of the smaller code
+    # of two that are as frequent, the one of the smaller code
+    order = np.argsort(-by_code, kind="stable")[:n]
     id_of = np.zeros(len(by_code), np.int64)  # 0: outside the alphabet
     id_of[order] = np.arange(1, n + 1)
     ids = id_of[codes]
     counts = np.bincount(ids, minlength=n + 1)
     pairs = np.bincount(ids[:-1] * (n + 1) + ids[1:], minlength=(n + 1) ** 2).reshape(n + 1, n + 1)
     counts[0], pairs[:, 0] = 0, 0
-    pairs[pairs.sum(1) == 0] = counts  # what no other character follows is followed by any, as often as that one occurs
+    # what no other character follows is followed by any, as often as that one occurs
+    pairs[pairs.sum(1) == 0] = counts
     pairs[0] = 0
     table = pairs / np.maximum(pairs.sum(1, keepdims=True), 1)
-    first = np.where(np.arange(n + 1) > config.triggers, counts, 0)  # id 0 and the triggers: no first character
+    # id 0 and the triggers: no first character
+    first = np.where(np.arange(n + 1) > config.triggers, counts, 0)
     return "".join(map(chr, order)), table, first / first.sum()
 
 
 def generate(rng, rows, seq_len, table, first, triggers, first_token=True):
-    """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16. table (K + 1, K + 1) and first (K + 1,)
-    are the probabilities of the next and of the first character."""
-    # all rows of cumulated probabilities in one sorted array, row i between i and i + 1: one search draws for any row
+    """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16. table (K + 1, K +
+    1) and first (K + 1,) are the probabilities of the next and of the first character."""
+    # all rows of cumulated probabilities in one sorted array, row i between i and i + 1: one search
+    # draws for any row
     cumulated = np.minimum(np.cumsum(table, axis=1), 1.0)
     flat = (cumulated + np.arange(len(table))[:, None]).ravel()
     tokens = np.zeros((rows, seq_len + 1), np.uint16)
@@ -112,7 +130,8 @@ def generate(rng, rows, seq_len, table, first, triggers, first_token=True):
 
 
 def perfect_loss(tokens, table, first, triggers):
-    """Nats a token: the mean entropy of the next token after those of `tokens` (N, T), 0 being <s>."""
+    """Nats a token: the mean entropy of the next token after those of `tokens` (N, T), 0 being
+    <s>."""
     logs = np.log(table, out=np.zeros_like(table), where=table > 0)
     entropy = -(table * logs).sum(1)
     known = first[first > 0]

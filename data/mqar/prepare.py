@@ -1,37 +1,40 @@
 """
-MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): the model must name the value shown with a key.
+MQAR, multi-query associative recall (Arora et al. 2023, "Zoology"): the model must name the value
+shown with a key.
 
     python data/mqar/prepare.py                                   # length 64, 4 pairs, 100,000 + 3,000 rows
     python data/mqar/prepare.py --slices=64/4,128/8,256/16        # several lengths / numbers of pairs in one set
     python data/mqar/prepare.py --task=forgetting                 # or composition: two more tasks, below
 
-A row shows `pairs` key-value pairs, and then repeats keys, the queries, at some of the remaining even positions. The
-label stands at the query: there the model must name the key's value. For length 16, 3 pairs, vocabulary 16 (keys 1..7,
-values 8..15) and zero filler:
+A row shows `pairs` key-value pairs, and then repeats keys, the queries, at some of the remaining
+even positions. The label stands at the query: there the model must name the key's value. For length
+16, 3 pairs, vocabulary 16 (keys 1..7, values 8..15) and zero filler:
 
     position   0  1  2  3  4  5 | 6  7  8  9 10 11 12 13 14 15
     token      3  9  7 14  1  8 | 7  0  0  0  3  0  1  0  0  0
     label      .  .  .  .  .  . |14  .  .  .  9  .  8  .  .  .
               a key, its value ... slot 1      slot 3, slot 4
 
-Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label, "nothing to
-predict". Slots are drawn without replacement, slot i = 1, 2, ... with a probability ~ i^(power - 1), and given to the
-queried keys in the order of their pairs: with the paper's power=0.01 most queries follow soon after the pairs, with
-power=1 all slots are equally likely. With filler=random, every position without a pair or a query holds a token that is
-not among the keys and values of its row. A row of validation that is also one of training is drawn again.
+Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label,
+"nothing to predict". Slots are drawn without replacement, slot i = 1, 2, ... with a probability ~
+i^(power - 1), and given to the queried keys in the order of their pairs: with the paper's
+power=0.01 most queries follow soon after the pairs, with power=1 all slots are equally likely. With
+filler=random, every position without a pair or a query holds a token that is not among the keys and
+values of its row. A row of validation that is also one of training is drawn again.
 
-Zoology has two more such tasks (its forgetting_mqar.py, compositional_ar.py), drawn here for 4 pairs and 24 ids. In
-forgetting some keys are shown again behind all pairs, and the label is a key's last value. In composition a value, of
-the last third of the ids, belongs to two keys, of the first and the second third; the pairs are a grid, so that neither
-key tells the value. A query repeats both keys, the label stands at the second, and a slot has 3 positions.
+Zoology has two more such tasks (its forgetting_mqar.py, compositional_ar.py), drawn here for 4
+pairs and 24 ids. In forgetting some keys are shown again behind all pairs, and the label is a key's
+last value. In composition a value, of the last third of the ids, belongs to two keys, of the first
+and the second third; the pairs are a grid, so that neither key tells the value. A query repeats
+both keys, the label stands at the second, and a slot has 3 positions.
 
     forgetting  token   10  15   8  13   7  14   6  12   7  17   6  22   8   .   6   .   7   .  10   .
                 label    .   .   .   .   .   .   .   .   .   .   .   .  13   .  22   .  17   .  15   .
     composition token    6  10  16   6  12  18   5  12  22   5  10  17   6  10   .   6  12   .   5  10   .   5  12   .
                 label    .   .   .   .   .   .   .   .   .   .   .   .   .  16   .   .  18   .   .  17   .   .  22   .
 
-In Zoology a new value may by chance be the one forgotten, filler may be a key or a value of its row and is random by
-default, and all pairs are asked for.
+In Zoology a new value may by chance be the one forgotten, filler may be a key or a value of its row
+and is random by default, and all pairs are asked for.
 """
 
 import math
@@ -52,31 +55,50 @@ from runs.rules import show
 
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
-BLOCK = 1024  # rows made at a time, to bound the memory; another number would give other rows for the same seed
+# rows made at a time, to bound the memory; another number would give other rows for the same seed
+BLOCK = 1024
 SIZES = {"recall": 2, "forgetting": 2, "composition": 3}  # task: positions of a pair, and of a slot
 
 
 @dataclass
 class Config(Output):
     task: str = key("recall", "what a query asks for", choices=SIZES)
-    slices: list[str] | None = key(None, "length/pairs, as in 64/4,128/8; None: the one slice of seq_len and pairs")
+    slices: list[str] | None = key(
+        None, "length/pairs, as in 64/4,128/8; None: the one slice of seq_len and pairs"
+    )
     seq_len: int = key(64, "length of a row, even", at_least=2)
     pairs: int = key(4, "key-value pairs in a row", at_least=1)
-    updates: int | None = key(None, "forgetting: how many keys get another value; None: half of them", at_least=1)
+    updates: int | None = key(
+        None, "forgetting: how many keys get another value; None: half of them", at_least=1
+    )
     queries: int | None = key(None, "how many of the pairs are asked for; None: all", at_least=1)
     vocab_size: int = key(
-        8192, "keys are 1..V/2-1, values V/2..V-1; composition: thirds of it", at_least=4, at_most=UINT16_VOCAB
+        8192,
+        "keys are 1..V/2-1, values V/2..V-1; composition: thirds of it",
+        at_least=4,
+        at_most=UINT16_VOCAB,
     )
-    power: float = key(0.01, "slot i is drawn with a probability ~ i^(power-1); 1: all alike", at_least=0, at_most=10)
+    power: float = key(
+        0.01,
+        "slot i is drawn with a probability ~ i^(power-1); 1: all alike",
+        at_least=0,
+        at_most=10,
+    )
     filler: str = key("zero", "what stands between the queries", choices=("zero", "random"))
-    shift: int = key(0, "filler in front of each row, of zeros: with 1 the keys stand at odd positions", at_least=0)
+    shift: int = key(
+        0,
+        "filler in front of each row, of zeros: with 1 the keys stand at odd positions",
+        at_least=0,
+    )
     train_size: int = key(100_000, "rows of training, for each slice", at_least=1)
     val_size: int = key(3_000, "rows of validation, for each slice", at_least=1)
     seed: int = key(0, "seeds all rows", at_least=0)
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
+    config = configurator.load(
+        Config, argv, positional=None, program=GENERATOR, description=__doc__
+    )
     slices = parse_slices(config)
     out_dir, about = claim(config, GENERATOR, VERSION)
     name = "mqar" if config.task == "recall" else f"mqar {config.task}"
@@ -86,23 +108,38 @@ def main(argv):
 
 def parse_slices(config):
     """[(length, pairs), ...], each of them checked."""
-    if config.slices is not None and (config.seq_len, config.pairs) != (Config.seq_len, Config.pairs):
+    if config.slices is not None and (config.seq_len, config.pairs) != (
+        Config.seq_len,
+        Config.pairs,
+    ):
         raise UserError("slices names lengths and pairs; leave out seq_len and pairs")
     texts = [f"{config.seq_len}/{config.pairs}"] if config.slices is None else config.slices
     words = [re.fullmatch(r" *([0-9]{1,18}) */ *([0-9]{1,18}) *", text) for text in texts]
     slices = [(int(word[1]), int(word[2])) for word in words if word]
     if not texts or len(set(slices)) < len(texts):
-        raise UserError(f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8")
+        raise UserError(
+            f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8"
+        )
     if config.updates and config.task != "forgetting":
-        raise UserError(f"updates={config.updates}: is of task=forgetting, and this is task={config.task}")
+        raise UserError(
+            f"updates={config.updates}: is of task=forgetting, and this is task={config.task}"
+        )
     for seq_len, pairs in slices:
-        size, updates, queries = SIZES[config.task], updates_of(config, pairs), config.queries or pairs
+        size, updates, queries = (
+            SIZES[config.task],
+            updates_of(config, pairs),
+            config.queries or pairs,
+        )
         slots = seq_len // size - pairs - updates
         most = config.vocab_size // size - 1 - updates  # some ids of each kind are left for filler
-        is_wrong = updates > pairs or config.task == "composition" and math.isqrt(pairs) ** 2 != pairs
+        is_wrong = (
+            updates > pairs or config.task == "composition" and math.isqrt(pairs) ** 2 != pairs
+        )
         if seq_len % 2 or not 1 <= queries <= min(pairs, slots) or pairs > most or is_wrong:
             needs = f"an even length, 1 to {most} pairs, no more queries ({queries}) than pairs and slots ({slots})"
-            needs += {"forgetting": ", no more updates", "composition": ", a square number"}.get(config.task, "")
+            needs += {"forgetting": ", no more updates", "composition": ", a square number"}.get(
+                config.task, ""
+            )
             raise UserError(f"slice {seq_len}/{pairs}: needs {needs}")
     return slices
 
@@ -114,20 +151,31 @@ def updates_of(config, pairs):
 
 def chance(config) -> float:
     """The accuracy of a guess among the values in context, over all queries of all slices."""
-    shown = [(pairs + updates_of(config, pairs), config.queries or pairs) for _, pairs in parse_slices(config)]
+    shown = [
+        (pairs + updates_of(config, pairs), config.queries or pairs)
+        for _, pairs in parse_slices(config)
+    ]
     return sum(asked / values for values, asked in shown) / sum(asked for _, asked in shown)
 
 
 def generate(rng, rows, config, seq_len, pairs):
     """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16."""
     size, updates, vocab_size = SIZES[config.task], updates_of(config, pairs), config.vocab_size
-    queries, shown, slots = config.queries or pairs, size * (pairs + updates), seq_len // size - pairs - updates
+    queries, shown, slots = (
+        config.queries or pairs,
+        size * (pairs + updates),
+        seq_len // size - pairs - updates,
+    )
     chance = np.arange(1, slots + 1) ** (config.power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
     for start in range(0, rows, BLOCK):
         tokens, labels = examples[start : start + BLOCK].swapaxes(0, 1)  # each (n, seq_len), views
         n, row = len(tokens), np.arange(len(tokens))[:, None]
-        of_task = draw_grid(rng, n, pairs, vocab_size) if size == 3 else draw_pairs(rng, n, pairs, updates, vocab_size)
+        of_task = (
+            draw_grid(rng, n, pairs, vocab_size)
+            if size == 3
+            else draw_pairs(rng, n, pairs, updates, vocab_size)
+        )
         tokens[:, :shown], keys, values = of_task
 
         asked = np.sort(draw(rng, n, queries, 0, pairs), axis=1)  # (n, queries): which pairs
@@ -144,7 +192,8 @@ def generate(rng, rows, config, seq_len, pairs):
 
 
 def draw_pairs(rng, n, pairs, updates, vocab_size):
-    """What recall and forgetting show (n, 2 (pairs + updates)), [keys], and the values that count (n, pairs)."""
+    """What recall and forgetting show (n, 2 (pairs + updates)), [keys], and the values that count
+    (n, pairs)."""
     row, half = np.arange(n)[:, None], vocab_size // 2
     keys, values = draw(rng, n, pairs, 1, half), draw(rng, n, pairs + updates, half, vocab_size)
     updated, last = draw(rng, n, updates, 0, pairs), values[:, :pairs].copy()
@@ -154,7 +203,8 @@ def draw_pairs(rng, n, pairs, updates, vocab_size):
 
 
 def draw_grid(rng, n, pairs, vocab_size):
-    """What composition shows (n, 3 pairs), [first keys, second keys], and the values, each (n, pairs)."""
+    """What composition shows (n, 3 pairs), [first keys, second keys], and the values, each (n,
+    pairs)."""
     row, side, third = np.arange(n)[:, None], math.isqrt(pairs), vocab_size // 3
     firsts, seconds = draw(rng, n, side, 1, third), draw(rng, n, side, third, 2 * third)
     cells, values = draw(rng, n, pairs, 0, pairs), draw(rng, n, pairs, 2 * third, vocab_size)
@@ -163,7 +213,8 @@ def draw_grid(rng, n, pairs, vocab_size):
 
 
 def draw(rng, n, count, low, high):
-    """(n, count): in each row distinct numbers of low..high-1 in random order, by the first steps of a card shuffle."""
+    """(n, count): in each row distinct numbers of low..high-1 in random order, by the first steps
+    of a card shuffle."""
     decks = np.tile(np.arange(low, high, dtype=np.uint16), (n, 1))  # (n, cards)
     drawn, row = np.empty((n, count), np.uint16), np.arange(n)
     for i in range(count):  # swap the card at place i with one that lies there or behind it
@@ -176,17 +227,20 @@ def draw(rng, n, count, low, high):
 def draw_other(rng, shown, count, vocab_size):
     """(n, count) tokens of 1..vocab_size-1, none of them in the same row of `shown` (n, tokens)."""
     shown, row = np.sort(shown.astype(np.int64), axis=1), np.arange(len(shown))[:, None]
-    used = shown[np.diff(shown, prepend=0, axis=1) > 0].reshape(len(shown), -1)  # each once: as many in each row
+    # each once: as many in each row
+    used = shown[np.diff(shown, prepend=0, axis=1) > 0].reshape(len(shown), -1)
     n_used = used.shape[1]
     # the rank among the allowed tokens; there is at least one: parse_slices sees to that
     rank = rng.integers(1, vocab_size - n_used, size=(len(shown), count))
-    # the allowed token of rank r is r + the number of used tokens below it, u_0 < u_1 < ... with u_i - i <= r
+    # the allowed token of rank r is r + the number of used tokens below it, u_0 < u_1 < ... with
+    # u_i - i <= r
     flat = (used - np.arange(n_used) + row * vocab_size).ravel()
     return rank + np.searchsorted(flat, rank + row * vocab_size, side="right") - row * n_used
 
 
 def generate_splits(config, slices):
-    """{"train": [(rows of a slice, facts)], "val": ...}. No row is in both, and no slice depends on another."""
+    """{"train": [(rows of a slice, facts)], "val": ...}. No row is in both, and no slice depends on
+    another."""
     splits = {"train": [], "val": []}
     for seq_len, pairs in slices:
         rngs = [np.random.default_rng([config.seed, i, seq_len, pairs]) for i in range(2)]
@@ -200,7 +254,9 @@ def generate_splits(config, slices):
             val[seen] = generate(rngs[1], len(seen), config, seq_len, pairs)
         else:
             what = f"so few rows are possible that {len(seen)} for validation are also for training"
-            raise UserError(f"slice {seq_len}/{pairs}: {what}; raise vocab_size or lower train_size")
+            raise UserError(
+                f"slice {seq_len}/{pairs}: {what}; raise vocab_size or lower train_size"
+            )
         for split, examples in (("train", train), ("val", val)):
             padded = np.pad(examples, ((0, 0), (0, 0), (config.shift, 0)))
             splits[split].append((padded, {"slice": f"{seq_len}/{pairs}", "pairs": pairs}))

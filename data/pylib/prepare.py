@@ -1,14 +1,16 @@
 """
-The Python sources of the packages that requirements.txt pins and of their dependencies, behind the standard library's:
-a text that every machine has on which this project runs, about ten times as large as data/pystdlib.
+The Python sources of the packages that requirements.txt pins and of their dependencies, behind the
+standard library's: a text that every machine has on which this project runs, about ten times as
+large as data/pystdlib.
 
     python data/pylib/prepare.py
     python data/pylib/prepare.py --tokenizer=bpe:4096 --out_dir=data/pylib_bpe4096
 
-What is left out, and how training is told from validation, are the rules of data/pystdlib: no tests, tables, generated
-files or near-duplicates (also of the standard library's files), and validation is whole packages and top-level modules,
-the same for every seed. Files come from what the installer recorded of each package. Other versions of Python and of
-the packages give other text, so meta.json names every package with its version.
+What is left out, and how training is told from validation, are the rules of data/pystdlib: no
+tests, tables, generated files or near-duplicates (also of the standard library's files), and
+validation is whole packages and top-level modules, the same for every seed. Files come from what
+the installer recorded of each package. Other versions of Python and of the packages give other
+text, so meta.json names every package with its version.
 """
 
 import contextlib
@@ -35,32 +37,44 @@ TESTS = {"testing", "conftest.py"}  # beside pystdlib's LEFT_OUT
 
 @dataclass
 class Config(pystdlib.Config):
-    requirements: str | None = key(None, "file whose packages are read, one a line; None: that of this repository")
+    requirements: str | None = key(
+        None, "file whose packages are read, one a line; None: that of this repository"
+    )
     tokenizer: str = key("byte", CHOICES)
     val_fraction: float = key(0.02, "share of the bytes that is validation", above=0, below=1)
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
+    config = configurator.load(
+        Config, argv, positional=None, program=GENERATOR, description=__doc__
+    )
     versions, texts = read_packages(config.requirements or DATA.parent / "requirements.txt")
     splits = split_units(clean(read_sources() | texts), config)
     train, val = splits["train"], splits["val"]
-    facts = dict(python=platform.python_version(), packages=versions, shared_runs=shared_runs(train, val))
+    facts = dict(
+        python=platform.python_version(), packages=versions, shared_runs=shared_runs(train, val)
+    )
     out_dir, about = claim(config, GENERATOR, VERSION, **facts)
     tokenizer = choose_tokenizer(config.tokenizer, train.values())
     about |= dict(name="pylib", tokenizer=tokenizer, shard_tokens=config.shard_tokens)
     report(write_stream(out_dir, {"train": train.values(), "val": val.values()}, **about), out_dir)
     print(f"packages: {', '.join(f'{name} {version}' for name, version in versions.items())}")
-    print(f"near-duplicates: {facts['shared_runs']:.1%} of validation's runs of lines stand in training, too")
+    print(
+        f"near-duplicates: {facts['shared_runs']:.1%} of validation's runs of lines stand in training, too"
+    )
 
 
 def read_packages(requirements):
-    """({package: version}, {path: text}) of the packages that the file names and those that they need, as far as they
-    are installed; both sorted. Raises UserError where a package that the file names is not."""
-    from packaging.requirements import InvalidRequirement, Requirement  # which matplotlib needs, too
+    """({package: version}, {path: text}) of the packages that the file names and those that they
+    need, as far as they are installed; both sorted. Raises UserError where a package that the file
+    names is not."""
+    # which matplotlib needs, too
+    from packaging.requirements import InvalidRequirement, Requirement
 
     content = read_regular(requirements, 1 << 20)
-    lines = [line.partition("#")[0].strip() for line in content.decode(errors="replace").splitlines()]
+    lines = [
+        line.partition("#")[0].strip() for line in content.decode(errors="replace").splitlines()
+    ]
     with one_line(f"{requirements}: cannot be read", InvalidRequirement):
         waiting = [Requirement(line) for line in lines if line and not line.startswith("-")]
     named = {normal(one.name) for one in waiting if is_wanted(one)}
@@ -74,7 +88,9 @@ def read_packages(requirements):
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             if name in named:
-                raise UserError(f"{name}: is not installed; run pip install -r {requirements}") from None
+                raise UserError(
+                    f"{name}: is not installed; run pip install -r {requirements}"
+                ) from None
             continue  # a dependency that this environment does without
         waiting += [Requirement(text) for text in found[name].requires or []]
     texts = {}
@@ -90,7 +106,8 @@ def normal(name):
 
 
 def is_wanted(requirement):
-    """Whether the requirement is for this Python and system, and for no extra of the package that has it."""
+    """Whether the requirement is for this Python and system, and for no extra of the package that
+    has it."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 

@@ -1,11 +1,13 @@
 """
-tinyshakespeare (Karpathy 2015, char-rnn), the megabyte that nanoGPT begins with, as bytes: each character is one.
+tinyshakespeare (Karpathy 2015, char-rnn), the megabyte that nanoGPT begins with, as bytes: each
+character is one.
 
     python data/shakespeare_char/prepare.py                          # downloads one file
     python data/shakespeare_char/prepare.py --from_file=input.txt    # no internet needed
 
-The first nine tenths are for training, the rest for validation, as in nanoGPT: 1,003,854 and 111,540 characters. A loss
-is in nats a character, as nanoGPT's is, whose vocabulary is the 65 characters that occur.
+The first nine tenths are for training, the rest for validation, as in nanoGPT: 1,003,854 and
+111,540 characters. A loss is in nats a character, as nanoGPT's is, whose vocabulary is the 65
+characters that occur.
 """
 
 import hashlib
@@ -34,7 +36,9 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
+    config = configurator.load(
+        Config, argv, positional=None, program=GENERATOR, description=__doc__
+    )
     out_dir, about = claim(config, GENERATOR, VERSION)
     if config.from_file:
         data = read_regular(config.from_file, 1 << 24)
@@ -43,7 +47,9 @@ def main(argv):
         with one_line(words), urllib.request.urlopen(URL, timeout=60) as answer:
             data = answer.read()
     if (found := hashlib.sha256(data).hexdigest()) != SHA256:
-        raise UserError(f"{config.from_file or URL}: is not tinyshakespeare: its sha256 is {found}, not {SHA256}")
+        raise UserError(
+            f"{config.from_file or URL}: is not tinyshakespeare: its sha256 is {found}, not {SHA256}"
+        )
     text, cut = data.decode(), len(data) * 9 // 10
     about |= dict(name="shakespeare_char", tokenizer=get_tokenizer("byte"))
     report(write_stream(out_dir, {"train": [text[:cut]], "val": [text[cut:]]}, **about), out_dir)

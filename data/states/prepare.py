@@ -10,8 +10,9 @@ arithmetic  digits 0 to 4 with + - * between them, and, at digits, the value so 
 s3, s5      permutations of 3 or 5 things, all as likely, and their product so far, where (g h)(i) = g(h(i)): the word
             problem of the symmetric group (Merrill et al. 2024, "The Illusion of State in State-Space Models")
 
-Tokens and states share their ids: 1 + a bit or a digit, 6, 7, 8 for + - *, and 1, 2, ... for permutations in alphabetic
-order. The first row of training for length 8, data seed 0 and run seed 0; a dot is label 0, nothing to predict:
+Tokens and states share their ids: 1 + a bit or a digit, 6, 7, 8 for + - *, and 1, 2, ... for
+permutations in alphabetic order. The first row of training for length 8, data seed 0 and run seed
+0; a dot is label 0, nothing to predict:
 
     parity      token    2   2   1   2   2   2   2   2
                 label    2   1   1   2   1   2   1   2
@@ -22,9 +23,10 @@ order. The first row of training for length 8, data seed 0 and run seed 0; a dot
     s5          token    7 103  79   7  40  96  74  57
                 label    7 109  35  45 100  81  14  41
 
-The sources of arithmetic label only the end of an expression; here every prefix counts, as in word problems. Rows of
-training are no files: each is drawn once, from the seeds and its number (data/drawn.py). Each length of validation is a
-slice, and counts only positions beyond the length before. block_size must be at least the longest.
+The sources of arithmetic label only the end of an expression; here every prefix counts, as in word
+problems. Rows of training are no files: each is drawn once, from the seeds and its number
+(data/drawn.py). Each length of validation is a slice, and counts only positions beyond the length
+before. block_size must be at least the longest.
 """
 
 import sys
@@ -47,19 +49,34 @@ GENERATOR = "data/states/prepare.py"
 class Config(Output):
     task: str = key("parity", "which states are tracked", choices=STATES)
     length: int = key(32, "tokens of a row of training", at_least=1, at_most=LONGEST)
-    slices: list[int] = key([64, 128, 256], "longer rows of validation", at_least=2, at_most=LONGEST)
+    slices: list[int] = key(
+        [64, 128, 256], "longer rows of validation", at_least=2, at_most=LONGEST
+    )
     val_size: int = key(500, "rows of validation, for each length", at_least=1)
-    seed: int = key(0, "seeds all rows; those of training depend on the run's seed, too", at_least=0)
+    seed: int = key(
+        0, "seeds all rows; those of training depend on the run's seed, too", at_least=0
+    )
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
+    config = configurator.load(
+        Config, argv, positional=None, program=GENERATOR, description=__doc__
+    )
     lengths = [config.length, *config.slices]
     if sorted(set(lengths)) != lengths:
-        raise UserError(f"slices={config.slices}: must grow, and be longer than length={config.length}")
+        raise UserError(
+            f"slices={config.slices}: must grow, and be longer than length={config.length}"
+        )
     out_dir, about = claim(config, GENERATOR, VERSION)
-    about |= dict(name=config.task, tokenizer=f"states/{config.task}", vocab_size=TASKS[config.task][2])
-    about["drawn"] = {"task": config.task, "length": config.length, "seed": config.seed, "version": VERSION}
+    about |= dict(
+        name=config.task, tokenizer=f"states/{config.task}", vocab_size=TASKS[config.task][2]
+    )
+    about["drawn"] = {
+        "task": config.task,
+        "length": config.length,
+        "seed": config.seed,
+        "version": VERSION,
+    }
     slices = []
     for length, before in zip(lengths, [0, *lengths], strict=False):
         tokens, labels = rows(config.task, length, f"{config.seed} val", 0, config.val_size)

@@ -1,14 +1,14 @@
 """
 A data set of your own text: of files, and of folders that are searched for files.
 
-    python data/text/prepare.py book.txt
-    python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
-    python data/text/prepare.py notes/ --val=notes/2024.md,letters/ --tokenizer=bpe:4096
-    python data/text/prepare.py book.txt --tokenizer=Qwen3-0.6B --out_dir=data/qwen3   the tokenizer of a model
+    python data/text/prepare.py book.txt python data/text/prepare.py notes/ more/
+    --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes python data/text/prepare.py notes/
+    --val=notes/2024.md,letters/ --tokenizer=bpe:4096 python data/text/prepare.py book.txt
+    --tokenizer=Qwen3-0.6B --out_dir=data/qwen3   the tokenizer of a model
 
-Without --val several files are split by file, a single one by position: its last lines are for validation. Files are
-taken in the order of their paths, once each; blank ones, and hidden ones in folders, are left out, and those of --val
-are not trained on.
+Without --val several files are split by file, a single one by position: its last lines are for
+validation. Files are taken in the order of their paths, once each; blank ones, and hidden ones in
+folders, are left out, and those of --val are not trained on.
 """
 
 import glob
@@ -28,7 +28,8 @@ from data.writing import Output, claim, fitting, report, write_stream
 from runs.files import find_path, is_no_file, one_line
 
 GENERATOR = "data/text/prepare.py"
-VERSION = 3  # 3: hidden files and byte order marks are left out; 2: blank files are, and linked folders are read
+# 3: hidden files and byte order marks are left out; 2: blank files are, and linked folders are read
+VERSION = 3
 
 
 @dataclass
@@ -43,11 +44,15 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional="paths", program=GENERATOR, description=__doc__)
+    config = configurator.load(
+        Config, argv, positional="paths", program=GENERATOR, description=__doc__
+    )
     files = find_files(config.paths, config.ext)
     out_dir, about = claim(config, GENERATOR, VERSION, errors="stop")
     if len(files) == 1 and not config.val:
-        train, val = ([part] for part in split_lines(read_text(files[0]), config.val_fraction, files[0]))
+        train, val = (
+            [part] for part in split_lines(read_text(files[0]), config.val_fraction, files[0])
+        )
         read = str
     else:
         val = find_files(config.val, config.ext) if config.val else validation_files(files, config)
@@ -62,24 +67,34 @@ def main(argv):
 
 
 def find_files(paths, ext):
-    """The named files, and those in the named folders that end in one of `ext` and are not hidden: sorted, once each,
-    none blank."""
+    """The named files, and those in the named folders that end in one of `ext` and are not hidden:
+    sorted, once each, none blank."""
     found = []
     for path in paths:
         find_path(path)
         inside = glob.iglob(f"{glob.escape(path)}/**", recursive=True)
-        found += [file for file in inside if file.endswith(tuple(ext))] if os.path.isdir(path) else [path]
+        found += (
+            [file for file in inside if file.endswith(tuple(ext))]
+            if os.path.isdir(path)
+            else [path]
+        )
     # by real path: the same text in training and in validation would make the loss meaningless
     files = {os.path.realpath(file): Path(file) for file in found if os.path.isfile(file)}
-    files = sorted((file for file in files.values() if read_text(file).strip()), key=lambda file: file.as_posix())
+    files = sorted(
+        (file for file in files.values() if read_text(file).strip()),
+        key=lambda file: file.as_posix(),
+    )
     if not files:
-        raise UserError(f"no text in {', '.join(paths) or 'nothing'}: name files, or folders with {', '.join(ext)}")
+        raise UserError(
+            f"no text in {', '.join(paths) or 'nothing'}: name files, or folders with {', '.join(ext)}"
+        )
     return files
 
 
 def read_text(file):
     """The text of a file, without a byte order mark. Raises UserError if it is not UTF-8."""
-    with one_line(f"{file}: cannot be read", OSError, ValueError):  # ValueError: a zero byte in the name
+    # ValueError: a zero byte in the name
+    with one_line(f"{file}: cannot be read", OSError, ValueError):
         if is_no_file(file):
             raise OSError("is no file")
         content = file.read_bytes()
@@ -90,7 +105,8 @@ def read_text(file):
 
 
 def validation_files(files, config):
-    """In a random order, each that keeps validation at or below val_fraction of all; if none does, the smallest."""
+    """In a random order, each that keeps validation at or below val_fraction of all; if none does,
+    the smallest."""
     sizes = [file.stat().st_size for file in files]
     order = np.random.default_rng(config.seed).permutation(len(sizes)).tolist()
     taken = fitting({i: sizes[i] for i in order}, config.val_fraction * sum(sizes))
@@ -98,10 +114,14 @@ def validation_files(files, config):
 
 
 def split_lines(text, val_fraction, file):
-    """The text in two parts, cut at the last end of a line before the final val_fraction, or else at the first one.
-    Neither part is blank: blank lines at the end stay with the line before them."""
+    """The text in two parts, cut at the last end of a line before the final val_fraction, or else
+    at the first one. Neither part is blank: blank lines at the end stay with the line before
+    them."""
     begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
-    cut = text.rfind("\n", begin, min(round(len(text) * (1 - val_fraction)), end)) + 1 or text.find("\n", begin) + 1
+    cut = (
+        text.rfind("\n", begin, min(round(len(text) * (1 - val_fraction)), end)) + 1
+        or text.find("\n", begin) + 1
+    )
     if not 0 < cut < end:
         raise UserError(f"{file}: has one line of text, which cannot be split; name more files")
     return text[:cut], text[cut:]

@@ -8,10 +8,11 @@ WikiText-103 (Merity et al. 2016), the tokenised or the raw version, in GPT-2's 
 missing split is left out. --mini=true trains on the validation articles and validates on the test articles, as the data
 set wikitext103-mini, because its perplexities are not WikiText-103's.
 
-A document is an article, which begins with a line " = Title = ". No token is put between documents: the shards of a
-split decode to the bytes of its file. Words are counted as for published perplexities: whatever stands between spaces
-is a word, and so is the end of each line, also of an empty one. If a split of the tokenised version is whole (has the
-published number of lines), its number of words must be the published one.
+A document is an article, which begins with a line " = Title = ". No token is put between documents:
+the shards of a split decode to the bytes of its file. Words are counted as for published
+perplexities: whatever stands between spaces is a word, and so is the end of each line, also of an
+empty one. If a split of the tokenised version is whole (has the published number of lines), its
+number of words must be the published one.
 """
 
 import hashlib
@@ -41,14 +42,17 @@ SOURCES = {"train": "train", "val": "valid", "test": "test"}  # our split: their
 MINI_SOURCES = {"train": "valid", "val": "test"}
 LINES = {"train": 1_801_350, "valid": 3_760, "test": 4_358}  # the same in both versions
 WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}  # of the tokenised version
-# A title stands between two empty lines; " = = Section = = " and the " = note " under a table are no titles. The
-# pattern begins with a plain newline and looks back from there: that is ten times as fast as a search for "^ ?\n = "
+# A title stands between two empty lines; " = = Section = = " and the " = note " under a table are
+# no titles. The pattern begins with a plain newline and looks back from there: that is ten times as
+# fast as a search for "^ ?\n = "
 TITLE = re.compile(rb"\n(?:(?<=\n \n)|(?<=\n\n)|(?<=\A \n)|(?<=\A\n)) = (?!= )[^\n]+ = \n(?= ?\n)")
 
 
 @dataclass
 class Config(Output):
-    version: str = key("tokens", "tokens: words apart, rare ones <unk>; raw: as written", choices=tuple(HUB_CONFIG))
+    version: str = key(
+        "tokens", "tokens: words apart, rare ones <unk>; raw: as written", choices=tuple(HUB_CONFIG)
+    )
     from_dir: str | None = key(None, "folder with local copies; None: download them")
     tokenizer: str = key("gpt2", CHOICES)
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
@@ -57,7 +61,9 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(Config, argv, positional=None, program=GENERATOR, description=__doc__)
+    config = configurator.load(
+        Config, argv, positional=None, program=GENERATOR, description=__doc__
+    )
     name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
     config.out_dir = config.out_dir or str(DATA / name)
     sources = MINI_SOURCES if config.mini else SOURCES
@@ -71,22 +77,29 @@ def main(argv):
     # after the text: without the internet, the error about the text names the ways to get both
     tokenizer = choose_tokenizer(config.tokenizer, documents(next(iter(texts.values()))))
     counted = partial(encode, tokenizer=tokenizer, count_words=count_words)
-    splits = {split: map(counted, tqdm(documents(data), split, unit="document")) for split, data in texts.items()}
+    splits = {
+        split: map(counted, tqdm(documents(data), split, unit="document"))
+        for split, data in texts.items()
+    }
     about |= dict(name=name, tokenizer=tokenizer, shard_tokens=config.shard_tokens)
     report(write_stream(out_dir, splits, **about), out_dir)
 
 
 def download(name):
-    """The folder of the hub's files, or of those that an earlier download left. Raises UserError."""
+    """The folder of the hub's files, or of those that an earlier download left. Raises
+    UserError."""
     advice = "--from_dir=FOLDER takes copies; the gpt2 tokenizer needs a filled TIKTOKEN_CACHE_DIR"
     with one_line(f"{HUB} {name}: cannot be downloaded; {advice}"):
         import huggingface_hub
 
-        return huggingface_hub.snapshot_download(HUB, repo_type="dataset", allow_patterns=f"{name}/*")
+        return huggingface_hub.snapshot_download(
+            HUB, repo_type="dataset", allow_patterns=f"{name}/*"
+        )
 
 
 def read_copy(folder, source, version):
-    """The text of wiki.SOURCE.VERSION, or of the hub's parquet files in the folder or in the hub's subfolder of it."""
+    """The text of wiki.SOURCE.VERSION, or of the hub's parquet files in the folder or in the hub's
+    subfolder of it."""
     file = folder / f"wiki.{source}.{version}"
     if os.path.isfile(file):
         return file.read_bytes()
@@ -97,7 +110,8 @@ def read_copy(folder, source, version):
 
 
 def read_parquet(file):
-    """The bytes of the original file. Each row is a line of it; the hub emptied the rows of blank lines, " \\n"."""
+    """The bytes of the original file. Each row is a line of it; the hub emptied the rows of blank
+    lines, " \\n"."""
     with one_line(f"{file}: is not a parquet file with a column 'text'"):
         import pyarrow.parquet
 
@@ -106,13 +120,25 @@ def read_parquet(file):
 
 
 def describe(data, source, version):
-    """What identifies the text, for meta.json. A text with the published number of lines is the whole split."""
+    """What identifies the text, for meta.json. A text with the published number of lines is the
+    whole split."""
     lines, published = data.count(b"\n") + (not data.endswith(b"\n")), WORDS[source]
     is_whole = lines == LINES[source]
     if b"\r\n" in data:  # which hides every title
-        raise UserError(f"{source}: has lines that end in \\r\\n, where the published ones end in \\n; convert them")
-    facts = {"source": source, "sha256": hashlib.sha256(data).hexdigest(), "lines": lines, "whole": is_whole}
-    if is_whole and version == "tokens" and (words := sum(map(count_words, documents(data)))) != published:
+        raise UserError(
+            f"{source}: has lines that end in \\r\\n, where the published ones end in \\n; convert them"
+        )
+    facts = {
+        "source": source,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "lines": lines,
+        "whole": is_whole,
+    }
+    if (
+        is_whole
+        and version == "tokens"
+        and (words := sum(map(count_words, documents(data)))) != published
+    ):
         what = f"{source}: has {words:,} words, where {published:,} are published"
         raise UserError(f"{what}; the copy is damaged or not the tokenised version")
     # word perplexities of the raw version, too, are published per word of the tokenised version
@@ -120,7 +146,8 @@ def describe(data, source, version):
 
 
 def documents(data):
-    """Yields the articles as str. Text before the first title is a document of its own, unless it is blank."""
+    """Yields the articles as str. Text before the first title is a document of its own, unless it
+    is blank."""
     starts = [match.start() + 1 for match in TITLE.finditer(data)]
     if starts and data[: starts[0]].isspace():
         del starts[0]
@@ -132,7 +159,8 @@ def documents(data):
 
 
 def count_words(text):
-    """The number of words as WikiText-103's language models count them, where the end of each line is a word, too."""
+    """The number of words as WikiText-103's language models count them, where the end of each line
+    is a word, too."""
     return len(text.split()) + text.count("\n") + (text[-1:] not in ("", "\n"))
 
 
