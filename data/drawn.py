@@ -1,6 +1,6 @@
 """
 Rows that are drawn anew for every step, so that a training run never reads one twice: the tasks of
-data/states and data/induction.
+data/states, data/induction and data/regression.
 
     tokens, labels = rows("parity", 32, "a key", 1000, 256)       # rows 1000, ..., 1255 of this key, each (256, 32)
 
@@ -146,6 +146,33 @@ def induction(bits):
     return 1 + tokens, labels
 
 
+X_LEVELS = 8  # x1 and x2 are 1, ..., 8
+WEIGHTS = 5  # each weight is one of -2, ..., 2
+LARGEST_Y = 2 * X_LEVELS * (WEIGHTS // 2)  # y is one of -32, ..., 32
+REGRESSION_IDS = 1 + 2 * X_LEVELS + 2 * LARGEST_Y + 1  # with 0; those of x1, then of x2, then of y
+
+
+def regression(bits):
+    """Rows x1 x2 y x1 x2 y ... where y = w1 x1 + w2 x2, with weights of its own for each row. The
+    label of an x2 is the y behind it. The bits of a row's first y choose the two weights."""
+    n, T = bits.shape
+    examples = -(-T // 3)
+    padded = np.zeros((n, 3 * examples), np.uint64)
+    padded[:, :T] = bits
+    x1 = 1 + below(padded[:, 0::3], X_LEVELS)  # (n, examples)
+    x2 = 1 + below(padded[:, 1::3], X_LEVELS)
+    pair = below(padded[:, 2:3], WEIGHTS**2)  # (n, 1)
+    w1 = pair // WEIGHTS - WEIGHTS // 2
+    w2 = pair % WEIGHTS - WEIGHTS // 2
+    tokens = np.zeros((n, 3 * examples), np.int64)
+    tokens[:, 0::3] = x1
+    tokens[:, 1::3] = X_LEVELS + x2
+    tokens[:, 2::3] = 1 + 2 * X_LEVELS + LARGEST_Y + w1 * x1 + w2 * x2
+    labels = np.zeros_like(tokens)
+    labels[:, 1::3] = tokens[:, 2::3]
+    return tokens[:, :T], labels[:, :T]
+
+
 # name: (32 random bits a token (n, T) -> tokens, labels; the number of states; that of ids, with 0)
 TASKS = {
     "parity": (parity, 2, 3),
@@ -153,5 +180,6 @@ TASKS = {
     "s3": (word_problem(3), 6, 7),
     "s5": (word_problem(5), 120, 121),
     "induction": (induction, INDUCTION_IDS, INDUCTION_IDS + 1),
+    "regression": (regression, 2 * LARGEST_Y + 1, REGRESSION_IDS),
 }
 STATES = ("parity", "arithmetic", "s3", "s5")  # those of data/states

@@ -4,7 +4,8 @@ import functools
 import json
 import math
 import re
-from itertools import permutations
+from collections import Counter
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import sample
 from data import drawn
 from data.induction import prepare as induction
 from data.mqar import prepare as mqar
+from data.regression import prepare as regression
 from data.shards import open_dataset
 from data.states import prepare as states
 from ops import IGNORE
@@ -110,6 +112,58 @@ def test_a_copy_counts_behind_four_tokens_of_the_same_repeat_and_nothing_else_is
                 assert row[place - 4 : place + 1] == row[t - 3 : t + 2]  # where the four before it stand, it follows
                 counted += 1
     assert counted > 500 and induction.chance(None) == 1 / 64
+
+
+def test_rows_of_regression_are_examples_of_one_linear_function_each():
+    tokens, labels = (rows[0].tolist() for rows in drawn.rows("regression", 15, "0 0", 0, 1))
+    assert example(regression, "regression") == [tokens, labels]
+    n, T = 2000, 36
+    tokens, labels = drawn.rows("regression", T, "0 0", 0, n)
+    assert np.array_equal(labels[:, 1::3], tokens[:, 2::3])
+    assert not labels[:, 0::3].any() and not labels[:, 2::3].any()
+    x1, x2, y = tokens[:, 0::3], tokens[:, 1::3] - 8, tokens[:, 2::3] - 49
+    pairs = []
+    for row in range(n):
+        fits = [w for w in product(range(-2, 3), repeat=2) if (w[0] * x1[row] + w[1] * x2[row] == y[row]).all()]
+        assert len(fits) == 1
+        pairs += fits
+    counts = Counter(pairs)
+    assert len(counts) == 25 and max(counts.values()) < 2 * min(counts.values())  # 80 of each on average
+    for x in (x1, x2):
+        assert np.abs(np.bincount(x.ravel(), minlength=9)[1:] / x.size - 1 / 8).max() < 0.01
+        assert max(abs(np.corrcoef(x[:, i], w)[0, 1]) for i in range(12) for w in zip(*pairs, strict=True)) < 0.1
+    for length in (1, 2, 4):  # a row may end within an example
+        for cut in drawn.rows("regression", length, "0 0", 0, 3):
+            assert cut.shape == (3, length)
+    assert drawn.rows("regression", 6, "0 0", 10**9, 1)[0].tolist() == [[8, 11, 43, 8, 13, 39]]
+
+
+def test_a_y_of_regression_counts_behind_six_examples_and_copying_does_not_solve_it(tmp_path):
+    regression.main(words(out_dir=tmp_path, examples=12, val_size=4000))
+    dataset = open_dataset(tmp_path)
+    ((inputs, targets, name),) = dataset.eval_batches("val", 4000, 36)
+    assert name == "36" and dataset.count_labels("train", 0, 7, 0, 36) == 7 * 12
+    drawn_tokens, labels = drawn.rows("regression", 36, "0 val", 0, 4000)
+    labels[:, :18] = 0
+    assert np.array_equal(inputs, drawn_tokens) and np.array_equal(targets, np.where(labels == 0, IGNORE, labels))
+    x = np.stack([drawn_tokens[:, 0::3], drawn_tokens[:, 1::3]], axis=2) - [0, 8]
+    y = drawn_tokens[:, 2::3] - 49
+    right = {"constant": [], "nearest": [], "any": [], "least squares": []}
+    for i in range(6, 12):
+        distances = ((x[:, :i] - x[:, i : i + 1]) ** 2).sum(2)
+        nearest = i - 1 - distances[:, ::-1].argmin(1)
+        fitted = np.linalg.pinv(x[:, :i].astype(float)) @ y[:, :i, None]  # (4000, 2, 1)
+        predicted = np.rint(x[:, i : i + 1] @ fitted)[:, 0, 0]
+        right["constant"] += (y[:, i] == 0).tolist()
+        right["nearest"] += (y[np.arange(4000), nearest] == y[:, i]).tolist()
+        right["any"] += (y[:, :i] == y[:, i : i + 1]).any(1).tolist()
+        right["least squares"] += (predicted == y[:, i]).tolist()
+    shares = {what: f"{np.mean(of_what):.1%}" for what, of_what in right.items()}
+    assert shares == {"constant": "6.7%", "nearest": "28.3%", "any": "53.0%", "least squares": "100.0%"}
+    assert all(f" {share}\n" in regression.__doc__ for share in shares.values())  # as its docstring says
+    commonest = max(Counter(y[:, 6:].ravel().tolist()).values()) / y[:, 6:].size
+    assert regression.chance(None) == pytest.approx(commonest, abs=0.005) and regression.chance(None) == 0.07
+    assert "at least 7" in error_of(regression.main, words(out_dir=tmp_path / "x", examples=6))
 
 
 def test_a_row_is_a_function_of_its_number_alone():
