@@ -34,9 +34,10 @@ test-all: .venv/.installed-all .venv/transformers4/.installed ## every test, the
 	$(PY) -m pytest -n 2
 	@$(MAKE) --no-print-directory lint
 
-results: .venv/.installed ## every table, figure and report of results/ again, from the rows
+results: .venv/.installed ## every table, figure, report and page of results/ again, from the rows
 	for rows in results/*/rows.jsonl; do config=config/experiments/$$(basename $$(dirname $$rows)).py; test ! -f $$config || $(PY) experiment.py $$config --run=false || exit 1; done
 	$(PY) plot.py results
+	$(PY) study/pages.py
 
 lint: .venv/.installed-dev ## ruff, on the files that git knows, mypy, on the hints of public functions, and sizes
 	$(PY) -m ruff check $(OURS)

@@ -67,6 +67,11 @@ class ExperimentConfig:
     pool_rates: bool = key(
         False, "true: a mixer's arms share their mean's best rate, but for a clearly better one"
     )
+    rate_noise: str = key(
+        "pooled",
+        "pooled: of all runs of a mixer that choose rates; pairs: of each two rates",
+        choices=("pooled", "pairs"),
+    )
     widen_rates: bool = key(
         True, "a choice at the edge of the rates tries the next one beyond (false: it does not)"
     )
@@ -259,6 +264,13 @@ class ExperimentConfig:
                     "in" in given
                     and ("above" not in given or {"sides", "within", "family"} & given)
                 ),
+                f"{label}: family={show(claim.get('family'))}: say in family_reason why it is corrected for less than all "
+                "claims of the experiment, or leave family out (docs/experiments.md, Claims)": (
+                    "family" in given and "family_reason" not in given
+                ),
+                f"{label}: family_reason: is the reason of a family, and the claim names none": (
+                    "family_reason" in given and "family" not in given
+                ),
                 f"{label}: of={show(path)}: must be names that lead to a number in a row, or as ['lost', 0.9]"
                 + f" ({wrong})" * bool(wrong): not is_path,
                 f"{label}: in={claim.get('in')}: is more than the seeds of its arms": claim.get(
@@ -331,6 +343,7 @@ ENTRIES: dict = {
         "sides?": (int, 1, 2),
         "in?": (int, 1, 999),
         "family?": (str, 1, 99),
+        "family_reason?": (str, 1, 999),
         "exploratory?": (bool, 0, 1),
         "pool?": object,
         "each?": NAMES,
@@ -403,8 +416,8 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     hours = f"about {sum(known) / 3600 / jobs:.1f} hours, {jobs} at a time, {each} processes each"
     counts = f"{len(waiting)} of {len(plan.done) + len(waiting)} runs to do"
     lines.append(counts + f": {hours}" * (len(known) == len(waiting)))
-    said = claims.reach_table(config, plan.shown)
-    return "\n".join(lines) + (f"\n\n{said}" if said else "")
+    said = filter(None, [claims.reach_table(config, plan.shown), claims.family_reasons(config)])
+    return "\n\n".join(["\n".join(lines), *map(str, said)])
 
 
 if __name__ == "__main__":

@@ -86,10 +86,12 @@ def weights_of(label: str, text: str) -> dict[str, float]:
 
 def with_base(base: dict, claim: dict) -> dict:
     """The claim with the keys of claim_base. Its own threshold, and its pool or each, take the
-    place of those there."""
+    place of those there; a reason for families there is that of the claims that have one."""
     for kinds in ({"above", "other_than", "within"}, {"pool", "each"}):
         if kinds & claim.keys():
             base = {name: value for name, value in base.items() if name not in kinds}
+    if "family" not in base | claim:
+        base = {name: value for name, value in base.items() if name != "family_reason"}
     return base | claim
 
 

@@ -12,6 +12,7 @@ import configurator
 from configurator import UserError
 from study import stats
 from study.page import Table
+from study.plan import LEAST_FREEDOM
 from study.rows import mixer_of, script_of
 
 # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
@@ -54,8 +55,8 @@ def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
 
 def questions(config) -> list[dict]:
     """[{claim, of, unit, rule, weights, seeds, exploratory, family, tests}] of each claim; rule:
-    the claim. Those about one number of the rows are one family, unless they name another;
-    exploratory ones are in their own. tests: what it asks, [("above" or "within", sides, smallest p
+    the claim. All claims that are declared are one family, and all exploratory ones another, but
+    for those that name a smaller one. tests: what it asks, [("above" or "within", sides, smallest p
     after Holm, size of the family)]."""
     asked, families = [], {}
     for name, rule in config.claims.items():
@@ -71,7 +72,7 @@ def questions(config) -> list[dict]:
             "unit": unit_of(path, rule["contrast"]),
             "seeds": seeds_of_claim(config, rule["contrast"]),
         }
-        about |= {"family": (is_exploratory, rule.get("family") or tuple(path)), "tests": []}
+        about |= {"family": (is_exploratory, rule.get("family")), "tests": []}
         asked.append(about)
         tests = families.setdefault(about["family"], [])
         if "in" not in rule:
@@ -125,6 +126,15 @@ def reach_table(config, rows: list[dict]) -> Table | None:
     title = "What each claim can show: the least p of its seeds, after Holm's correction, and what 80% of cases see"
     header = ["claim", "seeds", "least p", "in family", "sees", "unit", "spread"]
     return Table(title, header, lines) if lines else None
+
+
+def family_reasons(config) -> str:
+    """A line per reason of a smaller family, with its claims."""
+    names: dict[str, list] = {}
+    for name, rule in config.claims.items():
+        for words in smaller_family(rule.get("family_reason")):
+            names.setdefault(words, []).append(name)
+    return lines_of(names, len(config.claims))
 
 
 def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict]) -> list[str]:
@@ -187,6 +197,8 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
         result["flags"] = (
             [f"no value in seeds {lost}"] * bool(lost) + looks + only_in_its_family(result)
         )
+        result["modes"] = modes_of(rows, result) if has_run and "in" not in result["rule"] else None
+        result["flags"] += mean_of_two_modes(result["modes"])
         if has_run:
             doubted = doubts(
                 [
@@ -272,6 +284,45 @@ def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
     return words
 
 
+def modes_of(rows: list[dict], question: dict) -> dict | None:
+    """A claim's runs as a count, where its outcome has two modes: the split between them, how many
+    seeds of each arm are over it, out of how many, and p of the sign test of two arms that are
+    compared. {split, over, n, p}; None: the runs show no two modes. Of more than two arms, whose
+    levels differ, the contrast itself is looked at."""
+    weights, by_seed = question["weights"], question["by_seed"]
+    if len(weights) < 3:
+        of_arms = {arm: stats.contrast(rows, {arm: 1.0}, question["of"]) for arm in weights}
+        values = {arm: [of_arm[seed] for seed in by_seed] for arm, of_arm in of_arms.items()}
+        unit = unit_of(question["of"], {"an arm": 1.0})
+    else:
+        values, unit = {"the contrast": list(by_seed.values())}, question["unit"]
+    split = stats.two_modes(list(values.values()))
+    if split is None:
+        return None
+    is_over = {name: [value > split for value in of_name] for name, of_name in values.items()}
+    over = {name: sum(of_name) for name, of_name in is_over.items()}
+    is_a_difference = len(weights) == 2 and math.prod(weights.values()) < 0
+    p = stats.sign_test(*is_over.values()) if is_a_difference else None
+    convert, form = UNITS[unit]
+    return {
+        "split": f"{convert(split):{form}}".lstrip("+") + f" {unit}",
+        "over": over,
+        "n": len(by_seed),
+        "p": p,
+    }
+
+
+def mean_of_two_modes(modes: dict | None) -> list[str]:
+    """Says of an outcome with two modes what its seeds are, since their mean is not."""
+    if modes is None:
+        return []
+    counts = ", ".join(f"{name} {n}" for name, n in modes["over"].items())
+    p = "" if modes["p"] is None else f" (sign test p {modes['p']:.2g})"
+    return [
+        f"two modes, and a mean is neither: over {modes['split']} are {counts} of {modes['n']} seeds{p}"
+    ]
+
+
 def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
     """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no
     difference can be seen there."""
@@ -325,7 +376,8 @@ def unlike_rates(arms: dict[str, list[dict]]) -> list[str]:
 
 def doubts(choices: list[dict]) -> list[str]:
     """Edge: a chosen rate is the lowest or the highest of those tried. Margin: the next best rate
-    is within a standard error, over the selection seeds, of the difference."""
+    is within a standard error of the difference, or nobody knows, since too few runs tell what
+    noise is."""
     words, by_rate = [], {}
     for choice in choices:
         if choice.get("is_edge"):
@@ -337,10 +389,17 @@ def doubts(choices: list[dict]) -> list[str]:
         arm, rate, other, error = (choice[name] for name in ("arm", "rate", "other", "error"))
         if math.isnan(error):
             words.append(
-                f"one selection seed: the margin of {arm}'s rate over {other:g} has no standard error"
+                f"margin: {arm}'s rate {rate:g} over {other:g}: too few runs tell what noise is"
             )
         elif abs(choice["margin"]) < error:
             words.append(f"margin: {arm}'s rate {rate:g} and {other:g} are within a standard error")
+    noises = [choice["noise"] for choice in choices if choice["noise"] is not None]
+    of_pairs = {noise["freedom"] for noise in noises if noise["spread"] is None}
+    words += [
+        f"rates: a standard error of {n + 1} seeds, too few to tell"
+        for n in of_pairs
+        if 0 < n < LEAST_FREEDOM
+    ]
     return words
 
 
@@ -382,10 +441,12 @@ def record(claim: dict) -> dict:
     return {
         "name": claim["claim"], "of": " ".join(map(str, claim["of"])), "unit": claim["unit"],
         "verdict": claim["verdict"], "exploratory": claim["exploratory"], "either_way": "other_than" in claim["rule"],
+        "family": claim["rule"].get("family"), "family_reason": claim["rule"].get("family_reason"),
         # sum and not fmean: the last digits of the files that are there
         "estimate": shown(sum(values.values()) / len(values)) if values else None,
         **{name: shown(claim.get(name)) for name in numbers},
         **{name: claim.get(name) for name in ("p", "p_holm", "p_within_holm", "p_all", "over", "needed", "sides")},
+        "modes": claim["modes"],
         "seeds": {str(seed): shown(value) for seed, value in values.items()}, "flags": claim["flags"],
     }  # fmt: skip
 
@@ -396,7 +457,8 @@ def table(records: list[dict]) -> Table | None:
     title = (
         "Claims: the mean over the seeds with its exact 95% interval (one-sided: two bounds; where few seeds leave it "
         "open, Student's),\np after Holm's correction over its family, and over all tests of the experiment that were "
-        "declared, and the\neffect or the band that 80% of such would show"
+        "declared, of two\nmodes how many seeds of each arm are in the upper one, and the effect or the band that 80% "
+        "of such would show"
     )
     header = [
         "claim",
@@ -406,6 +468,7 @@ def table(records: list[dict]) -> Table | None:
         "unit",
         "p",
         "p over all",
+        "modes",
         "could see",
         "seeds",
     ]
@@ -424,7 +487,7 @@ def cells_of(one: dict) -> list[str]:
         "exploratory: " * one["exploratory"] + one["verdict"],
     )
     if one["verdict"] == "not run" or one["estimate"] is None:
-        return [verdict, *["-"] * 6, str(n)]
+        return [verdict, *["-"] * 7, str(n)]
     exact, student = (one["low"], one["high"]), (one["student_low"], one["student_high"])
     low, high = student if None in exact else exact
     mean = f"{one['estimate']:{form}}" + (
@@ -441,13 +504,47 @@ def cells_of(one: dict) -> list[str]:
     seen = [f"{effect:{form}}".lstrip("+") for effect in effects if effect is not None]
     over_all = "-" if one.get("p_all") is None else f"{one['p_all']:.2g}"
     p, seen = (", ".join(part) or "-" for part in (p, seen))
-    return [verdict, mean, ", ".join(asked), one["unit"], p, over_all, seen, str(n)]
+    return [
+        verdict,
+        mean,
+        ", ".join(asked),
+        one["unit"],
+        p,
+        over_all,
+        count_of_modes(one),
+        seen,
+        str(n),
+    ]
+
+
+def count_of_modes(one: dict) -> str:
+    """'2, 8 of 8 (p 0.031)': so many seeds of each arm are over the split between two modes; '-':
+    there are no two."""
+    modes = one.get("modes")
+    if modes is None:
+        return "-"
+    p = "" if modes["p"] is None else f" (p {modes['p']:.2g})"
+    return f"{', '.join(map(str, modes['over'].values()))} of {modes['n']}{p}"
 
 
 def remarks(records: list[dict]) -> str:
-    """A line per flag, with the claims that have it: what a reader must know beside the numbers."""
+    """A line per flag and per reason of a smaller family, with the claims that have it: what a
+    reader must know beside the numbers."""
     names: dict[str, list] = {}
     for one in records:
-        for flag in one["flags"]:
-            names.setdefault(flag, []).append(one["name"])
-    return "\n".join(f"{flag}: {'; '.join(of_flag)}" for flag, of_flag in names.items())
+        for words in one["flags"] + smaller_family(one["family_reason"]):
+            names.setdefault(words, []).append(one["name"])
+    return lines_of(names, len(records))
+
+
+def smaller_family(reason: str | None) -> list[str]:
+    return [f"in a family smaller than the experiment, {reason}"] if reason else []
+
+
+def lines_of(names: dict[str, list[str]], n_claims: int) -> str:
+    """{words: the claims that they are about} as a line each."""
+    lines = []
+    for words, of_words in names.items():
+        are_all = len(of_words) == n_claims > 1
+        lines.append(f"{words}: {'all claims' if are_all else '; '.join(of_words)}")
+    return "\n".join(lines)

@@ -3,6 +3,7 @@ about.
 
     "of": ["log_steps", 0.9]    the logarithm of the steps to the first evaluation over 0.9; of a run that never gets
                                 there, that of its horizon
+    "of": ["at", 1500]          the accuracy, or the loss, that was evaluated at that step
     "of": ["lost", 0.9]         1 if the run never gets there, else 0: the mean is the fraction of runs lost
     "of": ["log_steps", "repeated", 0.8], ["lost", "repeated", 0.8]: of the loss of a part of the text (docs/data.md)
 
@@ -75,4 +76,10 @@ def steps_of_path(row: dict, *where: str | float) -> int | None:
     return steps_to(row, threshold, *part)
 
 
-METRICS = {"log_steps": log_steps, "lost": lost}  # of a row and what stands behind the name
+def value_at(row: dict, step: float) -> float | None:
+    """The metric that was evaluated at a step, or None."""
+    return next((value for at, value in row["curve"] if at == step), None)
+
+
+# of a row and what stands behind the name
+METRICS: dict = {"log_steps": log_steps, "lost": lost, "at": value_at}

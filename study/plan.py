@@ -14,10 +14,16 @@ import math
 from collections.abc import Iterable
 from statistics import fmean, stdev
 
+import numpy as np
+
 import configurator
 from study.curves import area
 from study.rows import as_read, missing_scores, mixer_of, text_of
 from train import TrainConfig
+
+# with fewer degrees of freedom the spread of a run is not known: of four, it is off by a factor of
+# up to 1.7 up or 2.9 down in 95% of cases, of one, by 2.2 up or 32 down
+LEAST_FREEDOM = 4
 
 
 class Plan:
@@ -114,27 +120,47 @@ def first_step(run: dict) -> int:
 def choose_rates(config, rows: list[dict]) -> list[dict]:
     """For each arm that chooses a rate of its own, the runs that this takes, and what their rows
     show: {arm, rate (None while rows are missing), runs: those known by now, trials: {rate: a row,
-    or None, of each seed}, values: {rate: `value_of` each seed}, and what `settled` adds}"""
+    or None, of each seed}, values: {rate: `value_of` each seed}, noise: see `noise_of`, and what
+    `settled` adds}"""
     by_text = {text_of(row): row for row in rows}
     choosing = [arm for arm in config.arms if config.selection_seeds and arm not in config.rate_of]
-    choices = [choose_rate(config, arm, by_text) for arm in choosing]
+    choices = []
+    for arm in choosing:
+        choice: dict = {"arm": arm, "rate": None, "runs": [], "trials": {}, "values": {}}
+        try_rates(config, choice, sorted(set(config.learning_rates)), by_text)
+        choices.append(choice)
+    # before any grid is widened: a choice must not depend on what came of it
+    for choice in choices:
+        choice["noise"] = noise_of(config, choice, of_its_mixer(choice, choices))
+    choices = [choose_rate(config, choice, by_text) for choice in choices]
     return pooled(choices) if config.pool_rates else choices
 
 
-def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
-    trials, values = {}, {}
-    choice: dict = {"arm": arm, "rate": None, "runs": [], "trials": trials, "values": values}
-    rates = waiting = sorted(set(config.learning_rates))
-    while waiting:
-        for rate in waiting:
-            runs = [make_trial(config, seed, arm, rate) for seed in config.selection_seeds]
-            choice["runs"] += runs
-            trials[rate] = [by_text.get(text_of(run)) for run in runs]
-            if None not in trials[rate]:
-                values[rate] = [value_of(config, row) for row in trials[rate]]
-        if len(values) < len(trials):
-            return choice
-        rate, waiting = safest(values, highest(values)), []
+def try_rates(config, choice: dict, rates: list[float], by_text: dict[str, dict]) -> None:
+    """Adds these rates to the runs, trials and values of a choice."""
+    for rate in rates:
+        runs = [make_trial(config, seed, choice["arm"], rate) for seed in config.selection_seeds]
+        choice["runs"] += runs
+        choice["trials"][rate] = [by_text.get(text_of(run)) for run in runs]
+        if None not in choice["trials"][rate]:
+            choice["values"][rate] = [value_of(config, row) for row in choice["trials"][rate]]
+
+
+def has_all_rows(choice: dict) -> bool:
+    return len(choice["values"]) == len(choice["trials"])
+
+
+def of_its_mixer(choice: dict, choices: list[dict]) -> list[dict]:
+    mixer = mixer_of(choice["runs"][0])
+    return [member for member in choices if mixer_of(member["runs"][0]) == mixer]
+
+
+def choose_rate(config, choice: dict, by_text: dict[str, dict]) -> dict:
+    if choice["noise"] is None:
+        return choice
+    rates = list(choice["trials"])
+    while has_all_rows(choice):
+        rate, wider = safest(choice["values"], highest(choice["values"]), choice["noise"]), []
         # an edge of the config's own rates is that of all tried as long as it has not been widened
         # on that side
         if (
@@ -143,9 +169,41 @@ def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
             and rate in config.learning_rates
             and rate in (rates[0], rates[-1])
         ):
-            waiting = [float(f"{rate * rate / rates[1 if rate == rates[0] else -2]:.6g}")]
-        rates = sorted(rates + waiting)
-    return settled(choice, rate)
+            wider = [float(f"{rate * rate / rates[1 if rate == rates[0] else -2]:.6g}")]
+        if not wider:
+            return settled(choice, rate)
+        try_rates(config, choice, wider, by_text)
+        rates = sorted(rates + wider)
+    return choice
+
+
+def noise_of(config, choice: dict, members: list[dict]) -> dict | None:
+    """What a rate's mean may owe to its seeds: {spread: of a run, freedom: its degrees of freedom};
+    None while rows are missing. members: the choices of the arms of its mixer, before any grid is
+    widened.
+
+    The spread is that of what is left of the runs of each arm, without those of rates at which one
+    was not finite, when the means of its rates and of its seeds are taken away. NaN: with fewer
+    than LEAST_FREEDOM degrees of freedom it is not known, and the best mean wins. rate_noise
+    "pairs" is the rule of before 0.5: each difference of two rates has a spread of its own, with a
+    degree of freedom less than there are seeds (spread: None).
+    """
+    n_seeds = len(config.selection_seeds)
+    if config.rate_noise == "pairs":
+        return {"spread": None, "freedom": n_seeds - 1} if has_all_rows(choice) else None
+    if not all(map(has_all_rows, members)):
+        return None
+    squares, freedom = 0.0, 0
+    for member in members:
+        finite = [of_rate for of_rate in member["values"].values() if -math.inf not in of_rate]
+        if not finite:
+            continue
+        table = np.array(finite)  # (rates, seeds)
+        left = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+        squares += float((left**2).sum())
+        freedom += (len(finite) - 1) * (n_seeds - 1)
+    spread = math.sqrt(squares / freedom) if freedom >= LEAST_FREEDOM else math.nan
+    return {"spread": spread, "freedom": freedom}
 
 
 def value_of(config, row: dict) -> float:
@@ -165,29 +223,24 @@ def pooled(choices: list[dict]) -> list[dict]:
     """The choices of the arms of one mixer, which wait for each other: each takes the rate that is
     chosen by their means, unless its own best one is better by more than a standard error, or loses
     fewer runs."""
-    made, mixers = [], [mixer_of(choice["runs"][0]) for choice in choices]
-    for choice, mixer in zip(choices, mixers, strict=True):
-        members = [
-            member for member, its_mixer in zip(choices, mixers, strict=True) if its_mixer == mixer
-        ]
+    made = []
+    for choice in choices:
+        members, values, noise = of_its_mixer(choice, choices), choice["values"], choice["noise"]
         if any(member["rate"] is None for member in members):
             made.append(choice | {"rate": None})
             continue
-        values = choice["values"]
         shared = set.intersection(*(set(member["values"]) for member in members))
         by_arm = {rate: [member["values"][rate] for member in members] for rate in shared}
         best = highest({rate: list(map(fmean, of_arms)) for rate, of_arms in by_arm.items()})
-        joint = safest(
-            {
-                rate: list(map(fmean, zip(*of_arms, strict=True)))
-                for rate, of_arms in by_arm.items()
-            },
-            best,
-        )
+        means = {
+            rate: list(map(fmean, zip(*of_arms, strict=True))) for rate, of_arms in by_arm.items()
+        }
+        joint = safest(means, best, noise, n_arms=len(members))
         best = highest(values)
-        margin, error = difference(values[best], values[joint])
+        margin, error = difference(values[best], values[joint], noise)
         # NaN is not more
         is_better = margin > error or values[joint].count(-math.inf) > values[best].count(-math.inf)
+        mixer = mixer_of(choice["runs"][0])
         made.append(settled(choice, best if is_better else joint) | {"joint": (mixer, joint)})
     return made
 
@@ -202,7 +255,7 @@ def settled(choice: dict, rate: float) -> dict:
     }
     other = highest({other: values for other, values in choice["values"].items() if other != rate})
     if other is not None:
-        margin, error = difference(choice["values"][rate], choice["values"][other])
+        margin, error = difference(choice["values"][rate], choice["values"][other], choice["noise"])
         made |= {"other": other, "margin": margin, "error": error}
     return made
 
@@ -222,19 +275,25 @@ def highest(values: dict[float, list[float]]) -> float | None:
     )
 
 
-def safest(values: dict[float, list[float]], best: float) -> float:
+def safest(values: dict[float, list[float]], best: float, noise: dict, n_arms: int = 1) -> float:
     """The best rate, or the smallest that is less than a standard error worse over the seeds; NaN
     is not less."""
-    differences = {rate: difference(values[best], of_rate) for rate, of_rate in values.items()}
+    differences = {
+        rate: difference(values[best], of_rate, noise, n_arms) for rate, of_rate in values.items()
+    }
     return min([best, *(rate for rate, (margin, error) in differences.items() if margin < error)])
 
 
-def difference(values: list[float], others: list[float]) -> tuple[float, float]:
-    """(mean, its standard error) of values - others, paired by seed. NaN where a run was not
-    finite, or of one seed."""
+def difference(
+    values: list[float], others: list[float], noise: dict, n_arms: int = 1
+) -> tuple[float, float]:
+    """(mean, its standard error) of values - others, paired by seed, of one arm or of the means of
+    several. NaN, NaN where a run was not finite; the error alone where the noise is not known."""
     if -math.inf in values + others:
         return math.nan, math.nan
     pairs = [value - other for value, other in zip(values, others, strict=True)]
+    if noise["spread"] is not None:
+        return fmean(pairs), noise["spread"] * math.sqrt(2 / (len(pairs) * n_arms))
     return fmean(pairs), stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.nan
 
 

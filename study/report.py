@@ -28,7 +28,7 @@ from study.drawing import (
     write,
 )
 from study.page import Table
-from study.plan import rates_of
+from study.plan import LEAST_FREEDOM, rates_of
 from study.rows import is_finite, mixer_of, number, variant_of
 
 VERDICT_COLOURS = {
@@ -133,6 +133,8 @@ def rates_table(config, choices: list[dict]) -> Table | None:
         remarks += ["margin under a standard error"] * (abs(margin) < error) + ["edge"] * choice[
             "is_edge"
         ]
+        if math.isnan(error) and not math.isnan(margin):
+            remarks.append("too few runs tell what noise is: the best mean wins")
         # of a loss more is better, too
         mean = "-" if lost else f"{abs(scale * statistics.fmean(values)):{form}}"
         over = "-" if math.isnan(margin) else f"{margin:+{form}} over {choice['other']:g}"
@@ -140,6 +142,12 @@ def rates_table(config, choices: list[dict]) -> Table | None:
         cells.append([arm, f"{rate:g}", mean, over, error, "; ".join(remarks)])
     by = {"auc": "area under the curve", "last": "at the end"}[config.select_by]
     title = f"Learning rates, by the mean {by} over the selection seeds, and its margin over the next best one"
+    title += "\nA standard error is "
+    if config.rate_noise == "pairs":
+        n = len(config.selection_seeds)
+        title += f"of {n} seeds" + ", too few to tell" * (n <= LEAST_FREEDOM)
+    else:
+        title += "of the noise of all runs that chose rates for a mixer"
     header = ["arm", "rate", "mean", "margin", "standard error", "remarks"]
     return Table(title, header, cells) if cells else None
 

@@ -22,6 +22,7 @@ and neither this interval nor Student's covers the mean: the claim to make then 
 """
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -43,6 +44,9 @@ SIMULATIONS = 4000
 # up to this many seeds all 2^n sign patterns are listed; with more, RANDOM_PATTERNS are drawn
 EXACT_SEEDS = 16
 RANDOM_PATTERNS = 100_000
+MODES_LEVEL = 0.01  # so many of the normal samples would be taken for two modes
+MODES_SEEDS = 6  # with fewer seeds nobody looks for two modes
+NORMAL_SAMPLES = 20_000
 
 
 def contrast(rows: list[dict], weights: dict[str, float], path: Sequence[str]) -> dict[int, float]:
@@ -266,6 +270,66 @@ def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
         return None, None
     low, high = exact_interval(values)
     return (low, high) if math.isfinite(low) else t_interval(values)
+
+
+def two_modes(arms: Sequence[Sequence[float]]) -> float | None:
+    """The split of an outcome with two modes, a number between them; None where the seeds show no
+    two modes.
+
+    arms: of each arm a value per seed. All values together are split at their widest gap. There are
+    two modes if the means of the two groups leave a smaller share of the sum of squares than in all
+    but MODES_LEVEL of normal samples as large (Engelman & Hartigan 1969 have that share where it is
+    least), and the split goes through an arm: a quarter of its seeds, at least two, lie on either
+    side. If only two values differ, they are a yes or no or the steps of a grid.
+
+    Simulated, two arms of 6 to 20 seeds: of normal arms of one spread, however far apart, up to
+    2.1% are taken for two modes; where one spreads five times as wide, up to 25%, since so few
+    seeds look like a mixture then. Where in both arms half of the seeds lie five spreads away, 45%
+    are found with 6 seeds, 67% with 8, 95% with 16; six away, 70%, 90%, all.
+    """
+    n_seeds, values = len(arms[0]), sorted(itertools.chain.from_iterable(arms))
+    if n_seeds < MODES_SEEDS or len(set(values)) < 3:
+        return None
+    splits, shares = widest_gaps(np.array([values]))
+    least = max(2, math.ceil(n_seeds / 4))
+    under = [sum(value < splits[0] for value in arm) for arm in arms]
+    goes_through = any(least <= n <= n_seeds - least for n in under)
+    return float(splits[0]) if goes_through and shares[0] < share_of_normals(len(values)) else None
+
+
+def widest_gaps(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of samples (S, n), each sorted: the middle of the widest gap with two values or more on
+    either side (S,), and the share of the sum of squares about the mean that is left about the
+    means of the two groups (S,)."""
+    n, rows = samples.shape[1], np.arange(len(samples))
+    gaps = samples[:, 2 : n - 1] - samples[:, 1 : n - 2]  # below the values 2 to n - 2
+    first = gaps.argmax(axis=1) + 2  # the first value above the gap: so many lie under it
+    is_low = np.arange(n) < first[:, None]  # (S, n)
+    low = (samples * is_low).sum(axis=1) / first
+    high = (samples * ~is_low).sum(axis=1) / (n - first)
+    left = (samples - np.where(is_low, low[:, None], high[:, None])) ** 2
+    total = (samples - samples.mean(axis=1, keepdims=True)) ** 2
+    split = (samples[rows, first - 1] + samples[rows, first]) / 2
+    return split, left.sum(axis=1) / total.sum(axis=1)
+
+
+@functools.cache
+def share_of_normals(n: int) -> float:
+    """Of normal samples of n, MODES_LEVEL have a share under this one (see widest_gaps)."""
+    samples = np.random.default_rng(0).normal(size=(NORMAL_SAMPLES, n))
+    _, shares = widest_gaps(np.sort(samples, axis=1))
+    return float(np.quantile(shares, MODES_LEVEL))
+
+
+def sign_test(first: Sequence[bool], second: Sequence[bool]) -> float:
+    """McNemar's exact test of paired yes and no: p of the pairs that differ, as throws of a fair
+    coin."""
+    pairs = list(zip(first, second, strict=True))
+    only_first = sum(a and not b for a, b in pairs)
+    only_second = sum(b and not a for a, b in pairs)
+    if only_first + only_second == 0:
+        return 1.0
+    return float(stats.binomtest(only_first, only_first + only_second).pvalue)
 
 
 def are_identical(values: Sequence[float]) -> bool:

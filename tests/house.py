@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import graphlib
 import io
+import re
 import subprocess
 import sys
 import tempfile
@@ -104,10 +105,17 @@ def sizes_of(files: list[Path]) -> Counter:
         if file.parts[0] == "results" and file.suffix != ".html":
             sizes["kB: results without generated pages"] += kilobytes
         if file.suffix == ".md":
+            prose = prose_of((ROOT / file).read_text(encoding="utf-8"))
+            kilobytes = len(prose.encode()) / 1000
             sizes[f"kB: {'prose of results' if file.parts[0] == 'results' else file.parts[0]}"] += kilobytes
             if file.parts[:2] == ("results", "bench"):
                 sizes["kB: prose of results/bench"] += kilobytes
     return sizes
+
+
+def prose_of(page: str) -> str:
+    """A page without what study/pages.py writes into it."""
+    return re.sub(r"<!-- \w+: [^>]+? -->.*?<!-- end -->", "", page, flags=re.DOTALL)
 
 
 def imports(files: list[Path], in_functions: bool = True) -> dict[str, set[str]]:

@@ -33,7 +33,7 @@ def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value
     asked = {"most": {"contrast": "gated", "above": 0.4, "in": 2}}
     rows = rows_of(config := config_of(asked, 3), lambda run: {0: 0.5, 1: None, 2: 0.6}[run["seed"]])
     (judged,) = claims.judge_claims(config, rows)
-    assert cells_of(judged) == ["passed", "+55.0", "over +40.0, in 2 seeds: 2", "points", "-", "-", "-", "2"]
+    assert cells_of(judged) == ["passed", "+55.0", "over +40.0, in 2 seeds: 2", "points", *["-"] * 4, "2"]
     assert claims.remarks([claims.record(judged)]) == "no value in seeds 1: most"
     few = [row for row in rows if row["seed"] < 2]
     assert cells_of(*claims.judge_claims(config, few))[0] == "not run"
@@ -44,10 +44,13 @@ def test_a_count_is_judged_when_all_its_runs_are_there_and_a_run_without_a_value
     assert judged["verdict"] == "not run" and judged["flags"] == ["no value in seeds 0, 1, 2"]
 
 
-def test_a_claim_is_corrected_within_its_question_also_for_those_that_have_not_run_and_exploratory_ones_apart():
+APART = {"family": "apart", "family_reason": "another paper asks it"}
+
+
+def test_a_claim_is_corrected_for_all_of_the_experiment_also_those_not_run_or_about_other_numbers():
     gain = {"contrast": GAIN, "above": 0.01}
-    asked = {"a": gain, "b": gain, "late": gain | {"contrast": "late - none"}}
-    asked |= {"mine": gain | {"family": "another question"}, "look": gain | {"exploratory": True}}
+    asked = {"a": gain, "b": gain | {"of": ["val_loss"]}, "late": gain | {"contrast": "late - none"}}
+    asked |= {"mine": gain | APART, "look": gain | {"exploratory": True}}
     arms = {"none": {}, "gated": {"gate": "elementwise"}, "late": {"gate": "headwise"}}
     rows = rows_of(config := config_of(asked, arms=arms), helped)
     judged = {claim["claim"]: claim for claim in claims.judge_claims(config, [r for r in rows if r["arm"] != "late"])}
@@ -75,7 +78,7 @@ def test_a_look_that_its_seeds_can_never_support_could_not_be_decided():
 
 def test_a_verdict_that_holds_in_its_family_alone_is_flagged_with_p_over_all_declared_tests():
     gain = {"contrast": GAIN, "above": 0, "sides": 1}
-    names = {f"claim {i}": gain | {"family": f"family {i}"} for i in range(13)}
+    names = {f"claim {i}": gain | APART | {"family": f"family {i}"} for i in range(13)}
     asked = names | {"look": gain | {"exploratory": True}}
     rows = rows_of(config := config_of(asked), helped)
     *declared, look = claims.judge_claims(config, rows)
@@ -99,11 +102,33 @@ def test_a_claim_that_its_seeds_cannot_support_is_refused_unless_it_is_explorato
     assert said in error(6, claims={"a": claim, "b": claim})
     assert "4 seeds" in error(6, claims={"a": claim}, seeds_of={"gated": [0, 1, 2, 3]})
     for count, asked in [
-        (6, {"a": claim}), (5, {"a": claim | {"sides": 1}}), (6, {"a": claim, "b": claim | {"family": "b"}}),
+        (6, {"a": claim}), (5, {"a": claim | {"sides": 1}}), (6, {"a": claim, "b": claim | APART}),
         (6, {"a": claim, "b": claim | {"in": 3}}), (2, {"a": claim | {"exploratory": True}}),
     ]:  # fmt: skip
         config_of(asked, count)
     listed(seeds=[0], claims={"a": claim}, claim_base={"exploratory": True})
+
+
+def test_a_family_smaller_than_the_experiment_needs_its_reason_which_is_shown_and_kept(helpers):
+    claim = {"contrast": GAIN, "above": 0.05}
+
+    def error(of_claim, **base):
+        return helpers.error_of(listed, claims={"a": claim | of_claim}, claim_base={"exploratory": True} | base)
+
+    assert error({"family": "x"}).startswith("claims: a: family='x': say in family_reason why it is corrected for")
+    said = "claims: a: family_reason: is the reason of a family, and the claim names none"
+    assert error({"family_reason": "why"}) == said
+    assert "family_reason" in error({"family": "x", "family_reason": ""})
+    asked = {"a": claim | {"family": "x"}, "b": claim | {"family": "y"}, "c": claim}
+    config = config_of(asked, claim_base={"family_reason": "the paper's own"})
+    line = "in a family smaller than the experiment, the paper's own: a; b"
+    assert experiment.estimate(config, []).endswith(f"\n\n{line}")
+    records = list(map(claims.record, claims.judge_claims(config, rows_of(config))))
+    assert claims.remarks(records).splitlines()[-1] == line
+    assert [(one["family"], one["family_reason"]) for one in records] == [
+        ("x", "the paper's own"), ("y", "the paper's own"), (None, None),
+    ]  # fmt: skip
+    assert experiment.estimate(config_of({"a": claim}), []).count("smaller") == 0
 
 
 def test_a_dry_run_says_what_each_claim_can_show():
@@ -124,7 +149,7 @@ def test_a_dry_run_says_what_each_claim_can_show():
     assert "0.2, assumed" in experiment.estimate(config, others)
     asked = {"equal": {"contrast": GAIN, "within": 0.1, "exploratory": True}}
     (few,) = claims.judge_claims(config_of(asked, 3), [row for row in rows if row["seed"] < 3])
-    assert cells_of(few)[6] == "-"
+    assert cells_of(few)[7] == "-"
     slow = config_of({"slow": {"contrast": "gated", "above": 5.0, "of": ["log_steps", 0.4]}}, pair_spread=0.2)
     effect, _ = stats.detectable(8, 0.05 / 2)
     factor = f"{math.exp(0.2 * math.sqrt(0.5) * effect):.2f}"  # and not a number of steps
@@ -132,6 +157,39 @@ def test_a_dry_run_says_what_each_claim_can_show():
     look = {"it helps": claim | {"exploratory": True}}
     (line,) = claims.reach_table(config_of(look, 3, pair_spread=0.2), []).cells
     assert line == ["it helps (exploratory)", "3", "0.25", "1", "nothing: too few seeds", "points", "-"]
+
+
+def test_an_outcome_with_two_modes_is_flagged_and_counted_beside_its_verdict():
+    late = {2, 5}  # seeds in which the arm without a gate has not begun to copy
+    config = config_of({"a": {"contrast": GAIN, "other_than": 0, "of": ["val_loss"]}}, metric="val_loss")
+
+    def loss(run):
+        copies = run["arm"] == "none" and run["seed"] not in late
+        return (1.0 if copies else 1.5) + run["seed"] / 100
+
+    (judged,) = claims.judge_claims(config, rows_of(config, loss))
+    kept = claims.record(judged)
+    assert kept["modes"] == {"split": "1.2850 nats a token", "over": {"gated": 8, "none": 2}, "n": 8, "p": 2 / 2**6}
+    counts = "over 1.2850 nats a token are gated 8, none 2 of 8 seeds (sign test p 0.031)"
+    assert kept["flags"] == [f"two modes, and a mean is neither: {counts}"]
+    assert cells_of(judged)[6] == "8, 2 of 8 (p 0.031)" and kept["verdict"] == "supported"
+    rows = rows_of(config, lambda run: 1.0 + (run["arm"] == "gated") + run["seed"] / 100)
+    (apart,) = claims.judge_claims(config, rows)  # each arm has one mode of its own
+    assert claims.record(apart)["modes"] is None and cells_of(apart)[6] == "-" and apart["flags"] == []
+
+
+def test_of_more_than_two_arms_the_contrast_is_what_may_have_two_modes_and_of_one_arm_there_is_no_test():
+    arms = {"none": {}, "gated": {"gate": "elementwise"}, "late": {"gate": "headwise"}}
+    asked = {
+        "three": {"contrast": "gated - 0.5 * none - 0.5 * late", "above": 0},
+        "one": {"contrast": "gated", "above": 0},
+    }
+    rows = rows_of(
+        config := config_of(asked, arms=arms), lambda run: helped(run) + (run["arm"] == "gated") * (run["seed"] > 4) / 4
+    )
+    three, one = (claims.record(judged)["modes"] for judged in claims.judge_claims(config, rows))
+    assert three["over"] == {"the contrast": 3} and one["over"] == {"gated": 3}
+    assert three["p"] is one["p"] is None and one["split"] == "73.0 points"
 
 
 # -- Flags -------------------------------------------------------------------------------------------------------------
@@ -168,15 +226,18 @@ def test_a_pair_of_unlike_commits_dtypes_or_threads_is_flagged():
 
 def test_a_rate_at_the_end_of_its_grid_or_within_a_standard_error_is_flagged():
     values, keys = {"none": 0.5, "gated": 0.7}, dict(selection_seeds=[20, 21], learning_rates=[0.001, 0.01])
-    chosen = {"rate": 0.01, "other": 0.001, "margin": 0.2, "error": 0.1, "is_edge": False}
+    pooled, pairs = {"spread": 0.1, "freedom": 4}, {"spread": None, "freedom": 1}
+    chosen = {"rate": 0.01, "other": 0.001, "margin": 0.2, "error": 0.1, "is_edge": False, "noise": pooled}
     none, gated = (chosen | {"arm": arm} for arm in ("none", "gated"))
     edge, margin = "edge: none chose 0.01 at the end of the grid", "0.01 and 0.001 are within a standard error"
-    no_error = "one selection seed: the margin of none's rate over 0.001 has no standard error"
+    no_error = "margin: none's rate 0.01 over 0.001: too few runs tell what noise is"
     for choices, expected in [
         ([none, gated], []),
         ([none | {"is_edge": True}, gated | {"error": 0.3}], [edge, f"margin: gated's rate {margin}"]),
         ([none | {"error": math.nan}, gated], [no_error]),
-        ([{"arm": "none", "rate": None}], []),  # not chosen yet
+        ([none | {"noise": pairs}, gated | {"noise": pairs}], ["rates: a standard error of 2 seeds, too few to tell"]),
+        ([none | {"noise": pairs | {"freedom": 4}}, gated], []),
+        ([{"arm": "none", "rate": None, "noise": None}], []),  # not chosen yet
     ]:
         assert flags_of(values, choices=choices, **keys) == expected
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_rows import ROOT
 
 from study import curves, stats
+from study.rows import read_rows
 
 
 def judge(values, claim):
@@ -123,6 +125,68 @@ def test_what_seeds_can_see_is_that_of_the_tables_and_of_five_nothing_two_sided(
     assert stats.detectable(34, 0.025)[0] == pytest.approx(0.495, abs=0.005)
     assert stats.detectable(15, 0.025)[0] == pytest.approx(0.78, abs=0.01)
     assert stats.detectable(5, 0.025) == (math.inf, math.inf) and math.isfinite(stats.detectable(5, 0.05)[0])
+
+
+# -- Two modes ---------------------------------------------------------------------------------------------------------
+
+
+def arms_of(experiment, of, *arms):
+    """The values by seed of arms of results/."""
+    rows = [row for row in read_rows(ROOT / "results" / experiment) if "purpose" not in row]
+    return [list(stats.contrast(rows, {arm: 1.0}, of).values()) for arm in arms]
+
+
+def test_two_modes_are_found_where_runs_of_an_arm_copy_or_do_not_and_solve_a_task_or_do_not():
+    none, sigmoid = arms_of("horizon", ["val_loss"], "none", "sigmoid")
+    split = stats.two_modes([none, sigmoid])
+    copying = [seed for seed, score in enumerate(*arms_of("horizon", ["meters", "induction"], "none")) if score > 0.05]
+    assert copying == [seed for seed, loss in enumerate(none) if loss < split] and len(copying) == 6
+    assert all(loss > split for loss in sigmoid)
+    accuracy = ["scores", "whole", "slices", "64"]
+    assert 0.4 < stats.two_modes(arms_of("s3", accuracy, "gated_deltanet", "gated_deltanet to 2")) < 0.65
+    assert stats.two_modes(arms_of("horizon", ["val_loss"], "none 1,500", "sigmoid 1,500")) is None
+    assert stats.two_modes(arms_of("parity", accuracy, "gated_deltanet", "gated_deltanet to 2")) is None  # far apart
+
+
+@pytest.mark.parametrize("n", [6, 8, 12, 20])
+def test_of_normal_seeds_few_are_taken_for_two_modes_and_of_half_far_away_most_are_found(n):
+    rng, trials = np.random.default_rng(n), 1500
+    for shift in (0.0, 1.5, 3.0):
+        normal = rng.normal(size=(trials, 2, n)) + [[0.0], [shift]]
+        assert sum(stats.two_modes(arms.tolist()) is not None for arms in normal) / trials < 0.025
+    alone = rng.normal(size=(trials, 1, n))
+    assert sum(stats.two_modes(arm.tolist()) is not None for arm in alone) / trials < 0.02
+    mixed = rng.normal(size=(trials, 2, n)) + 6 * (rng.random((trials, 2, n)) < 0.5)
+    assert sum(stats.two_modes(arms.tolist()) is not None for arms in mixed) / trials > 0.65
+
+
+@given(st.lists(st.integers(-50, 50), min_size=6, max_size=12).filter(lambda numbers: len(set(numbers)) > 2))
+def test_the_split_is_the_middle_of_the_widest_gap_and_the_share_is_what_two_means_leave(numbers):
+    values = sorted(map(float, numbers))
+    gaps = {k: values[k] - values[k - 1] for k in range(2, len(values) - 1)}  # two or more on either side
+    first = max(gaps, key=gaps.get)
+    total = sum((value - statistics.fmean(values)) ** 2 for value in values)
+    groups = values[:first], values[first:]
+    left = sum((value - statistics.fmean(group)) ** 2 for group in groups for value in group)
+    (split,), (share,) = stats.widest_gaps(np.array([values]))
+    assert split == (values[first - 1] + values[first]) / 2 and share == pytest.approx(left / total, abs=1e-9)
+
+
+def test_an_outlier_few_seeds_and_a_grid_of_two_values_are_no_two_modes():
+    low, high = [0.0, 0.01, 0.02, 0.03], [1.0, 1.01, 1.02, 1.03]
+    assert stats.two_modes([low + high]) == pytest.approx(0.515)
+    assert stats.two_modes([low + low[:3] + high[:1]]) is None  # one seed alone
+    assert stats.two_modes([low, low]) is stats.two_modes([low[:2] + high[:3]]) is None  # five seeds
+    assert stats.two_modes([[0.0] * 4 + [1.0] * 4]) is None
+    # of twenty seeds two are under a quarter
+    assert stats.two_modes([[x / 100 for x in range(18)] + high[:2], [1 + x / 100 for x in range(20)]]) is None
+
+
+def test_the_sign_test_counts_the_pairs_that_differ():
+    assert stats.sign_test([True] * 6 + [False] * 2, [False] * 8) == 2 / 2**6
+    assert stats.sign_test([True, False], [True, False]) == 1.0
+    first, second = [True] * 7 + [False], [False] * 7 + [True]
+    assert stats.sign_test(first, second) == stats.sign_test(second, first) == pytest.approx(2 * 9 / 2**8)
 
 
 # -- Learning curves, contrasts, errors of a text ----------------------------------------------------------------------

@@ -34,6 +34,7 @@ first_arms = ["none", "sigmoid", "none 1,500", "sigmoid 1,500"]
 
 selection_seeds = [300, 301]
 selection_iters = 6000
+rate_noise = "pairs"  # the rule before 0.5
 rate_of = {
     "wide": "sigmoid",
     "headwise": "sigmoid",
@@ -50,7 +51,11 @@ scores = {
 }
 scores_of = {"pruned": ["sigmoid", "wide", "headwise", "matched"]}
 
-claim_base = {"other_than": 0, "family": "at the end"}
+claim_base = {
+    "other_than": 0,
+    "family": "at the end",
+    "family_reason": "declared before 0.5, when a claim named its family without a reason",
+}
 claims = {
     # does the gain turn?
     "after 6,000 steps the sigmoid gate changes the loss": {"contrast": "none - sigmoid"},

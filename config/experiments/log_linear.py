@@ -36,11 +36,16 @@ learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [420, 421]
 selection_iters = 600
+rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 
 pair_spread = 0.25  # of log steps, as in recall.py
 
-claim_base = {"other_than": 0}
+claim_base = {
+    "other_than": 0,
+    "family": "accuracy",
+    "family_reason": "declared before 0.5, when the claims about one number were a family",
+}
 claims = {
     # without a convolution: the accuracy, a family of its own
     "log-linear states (Guo) change accuracy": {"contrast": "guo - plain"},
@@ -51,15 +56,22 @@ claims = {
     "behind a convolution log-linear states (Guo) change the steps": {
         "contrast": "conv guo - conv plain",
         "of": ["log_steps", 0.9],
+        "family": "steps",
     },
-    "merged ones do, there": {"contrast": "conv merged - conv plain", "of": ["log_steps", 0.9]},
+    "merged ones do, there": {
+        "contrast": "conv merged - conv plain",
+        "of": ["log_steps", 0.9],
+        "family": "steps",
+    },
     "the gate changes the steps of Guo's": {
         "contrast": "conv guo sigmoid - conv guo",
         "of": ["log_steps", 0.9],
+        "family": "steps",
     },
     "the gate changes the steps of merged ones": {
         "contrast": "conv merged sigmoid - conv merged",
         "of": ["log_steps", 0.9],
+        "family": "steps",
     },
 }
 

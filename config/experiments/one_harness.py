@@ -27,6 +27,7 @@ mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet"]
 variants = {"none": {}, "sigmoid": {"gate": "elementwise"}}
 selection_seeds = [310, 311]
 selection_iters = 1500
+rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 
 claim_base = {
@@ -34,6 +35,7 @@ claim_base = {
     "pool": ["cosformer", "gla", "mamba2", "gated_deltanet"],
     "above": 0,
     "sides": 1,
+    "family_reason": "declared before 0.5, when a claim named its family without a reason",
 }
 claims = {
     "the gate lowers the loss after 6,000 steps, pooled over five mixers": {

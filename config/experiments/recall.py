@@ -46,6 +46,7 @@ learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [100, 101, 102]
 selection_iters = 600  # at a constant rate, the first 600 steps of a run
+rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 selection_base = {"meters": False}
 
@@ -58,6 +59,7 @@ claim_base = {
     "pool": mixers,
     "other_than": 0,
     "of": ["log_steps", 0.9],
+    "family_reason": "declared before 0.5, when a claim named its family without a reason",
 }
 claims = {
     # the start alone: the same gate from a half and from one

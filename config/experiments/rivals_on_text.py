@@ -36,10 +36,16 @@ first_arms = ["none", "sigmoid", "sink token"]
 learning_rates = [1.5e-3, 3e-3, 6e-3, 1.2e-2]
 selection_seeds = [340, 341]
 selection_iters = 500
+rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 rate_of = {"headwise": "sigmoid", "sink head": "sink token", "softpick": "none", "FoX": "none"}
 
-claim_base = {"above": 0, "sides": 1, "exploratory": True}
+claim_base = {
+    "above": 0,
+    "sides": 1,
+    "exploratory": True,
+    "family_reason": "declared before 0.5, when the claims about one number were a family",
+}
 claims = {
     "a token's sink logit lowers the loss": {"contrast": "none - sink token", "exploratory": False},
     "the sigmoid gate does": {"contrast": "none - sigmoid"},
@@ -50,10 +56,12 @@ claims = {
     "a token's sink logit lowers the largest activation": {
         "contrast": "none - sink token",
         "of": ["log", "meters", "max_activation"],
+        "family": "largest activation",
     },
     "the sigmoid gate lowers the largest activation": {
         "contrast": "none - sigmoid",
         "of": ["log", "meters", "max_activation"],
+        "family": "largest activation",
     },
 }
 

@@ -42,7 +42,10 @@ seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]  # of all others
 
 # all about the queries that are no triggers. A pilot (seed 100) fixed the task and the thresholds before the first run:
 # uniform weights would put 0.065 on <s>, and write 0.0099 of the residual stream of it
-claim_base = {"of": ["meters", "kinds", "other", "share"]}
+claim_base = {
+    "of": ["meters", "kinds", "other", "share"],
+    "family_reason": "declared before 0.5, when the claims about one number were a family",
+}
 claims = {
     "instrument: without a gate the weight on <s> is over 0.5": {
         "contrast": "none",
@@ -53,23 +56,27 @@ claims = {
         "contrast": "0.5 * none - elementwise",
         "above": -0.0326,
         "sides": 1,
+        "family": "weight",
     },
     "headwise halves the weight's excess over uniform": {
         "contrast": "0.5 * none - headwise",
         "above": -0.0326,
         "sides": 1,
+        "family": "weight",
     },
     "elementwise halves the effective sink's excess": {
         "contrast": "0.5 * none - elementwise",
         "above": -0.0049,
         "sides": 1,
         "of": ["meters", "kinds", "other", "effective"],
+        "family": "effective sink",
     },
     "headwise halves the effective sink's excess": {
         "contrast": "0.5 * none - headwise",
         "above": -0.0049,
         "sides": 1,
         "of": ["meters", "kinds", "other", "effective"],
+        "family": "effective sink",
     },
 }
 

@@ -36,6 +36,7 @@ claim_base = {
     "above": -0.0049,
     "sides": 1,
     "family": "rivals",
+    "family_reason": "declared before 0.5, when a claim named its family without a reason",
 }
 claims = {
     "instrument: without a gate the weight on <s> is over 0.5": {

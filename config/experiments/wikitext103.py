@@ -32,6 +32,7 @@ claim_base = {
     "above": 0,
     "sides": 1,
     "of": ["log", "scores", "test", "word_perplexity"],
+    "family_reason": "declared before 0.5, when a claim named its family without a reason",
 }
 claims = {
     "in linear mixers and SSMs the gate lowers word perplexity by more than 3%": {

@@ -1,0 +1,525 @@
+"""Writes the numbers of the pages again, from claims.json and rows.jsonl. `make results` calls it:
+
+    python study/pages.py
+
+A page is Markdown. What stands between two marks is written here, and by nobody else:
+
+    <!-- claims: sink -->           the claims of results/sink/claims.json, as a table
+    ...
+    <!-- end -->
+    <!-- table: horizon gains -->   one of TABLES, at the end of this file: numbers of the rows
+    ...
+    <!-- end -->
+
+    <!-- claim: sink: headwise halves the effective --> ... <!-- end -->    in a sentence: mean, interval and verdict of
+                                                                            the claim whose name begins so
+    <!-- verdict: sink: headwise halves the effective --> ... <!-- end -->  its verdict alone
+    <!-- mean: horizon: none 1,500 - sigmoid 1,500: val_loss --> ... <!-- end -->    a contrast's mean and interval
+    <!-- minutes: horizon --> ... <!-- end -->                              core-minutes: the seconds of the rows
+
+A name that leads nowhere is an error. tests/test_pages.py fails where a page is not what this
+script writes.
+"""
+
+import html
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import configurator
+from configurator import UserError
+from runs.files import read_json, read_regular, write_text
+from study import claims, curves, stats
+from study.arms import weights_of
+from study.rows import read_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "docs/gates.md", "results/README.md", "results/EARLIER.md")
+MARK = re.compile(r"<!-- (\w+): ([^>]+?) -->(.*?)<!-- end -->", re.DOTALL)
+# flags that a page repeats: those that say what a claim's rows are, and not how rates were chosen
+# or where they ran
+SHOWN_FLAGS = ("two modes", "a look", "seeds", "no value", "ceiling", "floor")
+
+# {label: (arm without, arm with)}: the columns of a table
+Columns = dict[str, tuple[str, str]]
+# {label: (contrast, in which {0} is the arm without and {1} the arm with; the path to a number; its
+# format)}: the lines
+Lines = dict[str, tuple[str, list, str]]
+
+
+def main(argv: list[str]) -> None:
+    if argv:
+        raise UserError("study/pages.py takes no keys: it writes the pages of results/ again")
+    for name in PAGES:
+        text = read_regular(ROOT / name, 1 << 24).decode("utf-8")
+        made = rewritten(text, name)
+        if made != text:
+            write_text(ROOT / name, made)
+        print(f"{name}: {'written' if made != text else 'as it was'}")
+
+
+def rewritten(text: str, page: str) -> str:
+    """The page with everything between its marks written again. Raises UserError for a mark that
+    leads nowhere."""
+
+    def made(found: re.Match) -> str:
+        kind, what = found[1], found[2]
+        if kind not in KINDS:
+            raise UserError(f"{page}: <!-- {kind}: {what} -->: the marks are {', '.join(KINDS)}")
+        try:
+            inside = KINDS[kind](what)
+        except UserError as error:
+            raise UserError(f"{page}: <!-- {kind}: {what} -->: {error}") from error
+        return f"<!-- {kind}: {what} -->{inside}<!-- end -->"
+
+    if (
+        not text.count("<!-- end -->")
+        == len(re.findall(r"<!-- \w+: ", text))
+        == len(MARK.findall(text))
+    ):
+        raise UserError(f"{page}: a mark has no <!-- end -->, or an end has no mark")
+    return MARK.sub(made, text)
+
+
+# -- Claims ----------------------------------------------------------------------------------------
+
+
+def claims_of(experiment: str) -> list[dict]:
+    return read_json(ROOT / "results" / experiment / "claims.json")["claims"]
+
+
+def claims_table(experiment: str) -> str:
+    """A line per claim, then the flags that a reader must know."""
+    records = claims_of(experiment)
+    header = [
+        "claim",
+        "asked",
+        "mean (95% interval)",
+        "unit",
+        "verdict",
+        "p (Holm)",
+        "p over all",
+        "could see",
+        "seeds",
+    ]
+    lines, notes = [], {}
+    for one in records:
+        _, mean, asked, unit, p, over_all, _, seen, n = claims.cells_of(one)
+        asked = re.sub(r"[+]?\b0[.]0+\b", "0", asked).replace("+", "") + ", one-sided" * (
+            one["sides"] == 1
+        )
+        lines.append(
+            [
+                html.escape(one["name"], quote=False),
+                asked,
+                mean,
+                unit,
+                verdict_of(one),
+                p,
+                over_all,
+                seen,
+                n,
+            ]
+        )
+        for flag in one["flags"]:
+            if flag.startswith(SHOWN_FLAGS):
+                notes.setdefault(flag, []).append(one["name"])
+    text = markdown(header, lines)
+    for flag, names in notes.items():
+        of = (
+            f"*{'; '.join(names)}*"
+            if len(names) < 4
+            else f"{len(names)} of the {len(records)} claims"
+        )
+        text += html.escape(f"- {of}: {flag}.\n", quote=False)
+    return text + "\n" * bool(notes)
+
+
+def verdict_of(one: dict) -> str:
+    """A verdict as pages write it: a dagger where it holds in its family alone."""
+    mark = "†" if any(flag.startswith("in its family alone") for flag in one["flags"]) else ""
+    return "exploratory, " * one["exploratory"] + f"**{one['verdict']}**{mark}"
+
+
+def claim_named(what: str) -> dict:
+    """EXPERIMENT: the beginning of a claim's name."""
+    experiment, _, beginning = what.partition(": ")
+    found = [one for one in claims_of(experiment) if one["name"].startswith(beginning)]
+    if len(found) != 1:
+        raise UserError(f"{len(found)} claims of {experiment} begin so; name one")
+    return found[0]
+
+
+def claim_in_line(what: str) -> str:
+    one = claim_named(what)
+    _, mean, *_ = claims.cells_of(one)
+    return f"{mean}, {verdict_of(one)}"
+
+
+def verdict_in_line(what: str) -> str:
+    return verdict_of(claim_named(what))
+
+
+# -- Rows ------------------------------------------------------------------------------------------
+
+
+def compared(experiment: str) -> list[dict]:
+    """The rows of the runs that are compared."""
+    return [row for row in read_rows(ROOT / "results" / experiment) if "purpose" not in row]
+
+
+def trials(experiment: str) -> list[dict]:
+    """The rows of the runs that chose rates."""
+    return [row for row in read_rows(ROOT / "results" / experiment) if "purpose" in row]
+
+
+def values_of(rows: list[dict], contrast: str, path: list) -> list[float]:
+    """A contrast of each seed."""
+    found = stats.contrast(rows, weights_of("contrast", contrast), path)
+    return list(found.values())
+
+
+def mean_in_line(what: str) -> str:
+    """EXPERIMENT: CONTRAST: the names that lead to a number of a row."""
+    if what.count(": ") != 2:
+        raise UserError(
+            "write EXPERIMENT: CONTRAST: the names that lead to a number, with spaces between them"
+        )
+    experiment, contrast, path = what.split(": ")
+    names: list = path.split()
+    if names[0] in curves.METRICS:
+        names[1] = float(names[1])
+    values = values_of(compared(experiment), contrast, names)
+    if not values:
+        raise UserError("no seed has these numbers")
+    convert, form = claims.UNITS[claims.unit_of(names, weights_of("contrast", contrast))]
+    low, high = stats.interval(values)
+    interval = "" if low is None else f" ({convert(low):{form}} to {convert(high):{form}})"
+    return f"{convert(fmean(values)):{form}}{interval}"
+
+
+def minutes_in_line(experiment: str) -> str:
+    return f"{sum(row['seconds'] for row in read_rows(ROOT / 'results' / experiment)) / 60:,.0f}"
+
+
+# -- Tables ----------------------------------------------------------------------------------------
+
+
+def markdown(header: list[str], lines: list[list[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + "\n"
+
+
+def mean(values: list[float], form: str) -> str:
+    return f"{fmean(values):{form}}"
+
+
+def span(values: list[float], form: str) -> str:
+    return f"{fmean(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def grid(
+    experiment: str,
+    columns: Columns,
+    lines: Lines,
+    cell: Callable = mean,
+    is_by_column: bool = False,
+) -> str:
+    """A table of numbers of the rows, each the mean over the seeds of a contrast; "-": the arms do
+    not have it. is_by_column: columns become lines."""
+    rows, cells = compared(experiment), []
+    for label, (contrast, path, form) in lines.items():
+        line = [label]
+        for arms in columns.values():
+            values = values_of(rows, contrast.format(*arms), path)
+            line.append(cell(values, form) if values else "-")
+        cells.append(line)
+    table = [["", *columns], *cells]
+    if is_by_column:
+        table = list(map(list, zip(*table, strict=True)))
+    return markdown(table[0], table[1:])
+
+
+def by_seed(experiment: str, columns: dict[str, tuple[str, list, str]]) -> str:
+    """A line per seed, and a column per contrast."""
+    rows = compared(experiment)
+    found = {}
+    for label, (contrast, path, _) in columns.items():
+        found[label] = stats.contrast(rows, weights_of("contrast", contrast), path)
+    seeds = sorted(set.union(*map(set, found.values())))
+    lines = []
+    for seed in seeds:
+        cells = [
+            f"{found[label][seed]:{form}}" if seed in found[label] else "-"
+            for label, (*_, form) in columns.items()
+        ]
+        lines.append([str(seed), *cells])
+    return markdown(["seed", *columns], lines)
+
+
+def tried_rates(experiment: str, arms: list[str]) -> str:
+    """A line per arm, a column per rate: what each selection seed ended at."""
+    rows = [row for row in trials(experiment) if row["arm"] in arms]
+    rates = sorted({row["config"]["learning_rate"] for row in rows})
+    lines = []
+    for arm in arms:
+        line = [arm]
+        for rate in rates:
+            ends = [
+                row["val_loss"]
+                for row in rows
+                if (row["arm"], row["config"]["learning_rate"]) == (arm, rate)
+            ]
+            line.append(", ".join(f"{end:.3f}" for end in ends) or "-")
+        lines.append(line)
+    return markdown(["rate", *(f"{rate:g}" for rate in rates)], lines)
+
+
+PARTS: Lines = {
+    "all of the text": ("{0} - {1}", ["val_loss"], "+.3f"),
+    "first eighth of a window": ("{0} - {1}", ["loss", "near"], "+.3f"),
+    "second half": ("{0} - {1}", ["loss", "far"], "+.3f"),
+    "behind 8 bytes that the window holds already": ("{0} - {1}", ["loss", "repeated"], "+.3f"),
+    "elsewhere": ("{0} - {1}", ["loss", "elsewhere"], "+.3f"),
+}
+LOSSES: Lines = {
+    "loss without": ("{0}", ["val_loss"], ".3f"),
+    "loss with": ("{1}", ["val_loss"], ".3f"),
+}
+
+
+def horizon_gains() -> str:
+    columns = {
+        "sigmoid, 1,500 steps": ("none 1,500", "sigmoid 1,500"),
+        "sigmoid, 6,000": ("none", "sigmoid"),
+        "from one (`sigmoid2`)": ("none", "wide"),
+        "one per head": ("none", "headwise"),
+    }
+    read_again: Lines = {
+        "values under 0.1": ("{1}", ["meters", "gate_below_0.1", "readout"], ".0%"),
+        "loss with these at zero": ("{1}", ["scores", "pruned", "loss"], ".4f"),
+        "loss with weights and inputs in 8 bits": ("{1}", ["scores", "8 bits", "loss"], ".4f"),
+        "... without the gate": ("{0}", ["scores", "8 bits", "loss"], ".4f"),
+    }
+    return grid("horizon", columns, LOSSES | PARTS | read_again)
+
+
+def horizon_seeds() -> str:
+    loss, induction = ["val_loss"], ["meters", "induction"]
+    return by_seed(
+        "horizon",
+        {
+            "loss, no gate": ("none", loss, ".3f"),
+            "sigmoid": ("sigmoid", loss, ".3f"),
+            "lower by": ("none - sigmoid", loss, "+.3f"),
+            "... after 1,500 steps": ("none 1,500 - sigmoid 1,500", loss, "+.3f"),
+            "induction, no gate": ("none", induction, ".1%"),
+            "sigmoid ": ("sigmoid", induction, ".1%"),
+            "from one": ("wide", induction, ".1%"),
+            "one per head": ("headwise", induction, ".1%"),
+        },
+    )
+
+
+def rival_gains() -> str:
+    columns = {
+        "sigmoid gate": ("none", "sigmoid"),
+        "token's sink": ("none", "sink token"),
+        "headwise gate": ("none", "headwise"),
+        "head's sink": ("none", "sink head"),
+        "softpick": ("none", "softpick"),
+        "FoX": ("none", "FoX"),
+    }
+    speed: Lines = {
+        "ms a step": ("{1}", ["step_ms"], ".0f"),
+        "... without": ("{0}", ["step_ms"], ".0f"),
+    }
+    return grid("rivals_on_text", columns, LOSSES | PARTS | speed)
+
+
+FIVE: Columns = {
+    "softmax": ("softmax", "softmax sigmoid"),
+    "cosFormer": ("cosformer", "cosformer sigmoid"),
+    "GLA": ("gla", "gla sigmoid"),
+    "Mamba-2": ("mamba2", "mamba2 sigmoid"),
+    "Gated DeltaNet": ("gated_deltanet", "gated_deltanet sigmoid"),
+}
+
+
+def gains_of_mixers() -> str:
+    rates: Lines = {
+        "rate without": ("{0}", ["config", "learning_rate"], "g"),
+        "rate with": ("{1}", ["config", "learning_rate"], "g"),
+    }
+    early: Lines = {
+        "lower at step 1,500, on 100,000 bytes, by": ("{0} - {1}", ["at", 1500], "+.3f")
+    }
+    return grid("one_harness", FIVE, rates | LOSSES | PARTS | early)
+
+
+def worth_of_flops() -> str:
+    """What the gate's FLOPs would buy without it: as much of the fall of the loss from runs of
+    1,500 steps to runs of 6,000 as they are of the logarithm of the steps."""
+    rows, short = compared("one_harness"), trials("one_harness")
+    lines = [["more FLOPs a token"], ["worth, by the fall of the loss"], ["lower by"]]
+    for arms in FIVE.values():
+        flops = fmean(values_of(rows, f"{arms[1]} - {arms[0]}", ["log", "flops_per_token"]))
+        (rate,) = {row["config"]["learning_rate"] for row in rows if row["arm"] == arms[0]}
+        ends = [
+            row["val_loss"]
+            for row in short
+            if row["arm"] == arms[0] and row["config"]["learning_rate"] == rate
+        ]
+        fall = fmean(ends) - fmean(values_of(rows, arms[0], ["val_loss"]))
+        lines[0].append(f"{math.exp(flops) - 1:.1%}")
+        lines[1].append(f"{fall / math.log(6000 / 1500) * flops:.3f}")
+        lines[2].append(f"{fmean(values_of(rows, f'{arms[0]} - {arms[1]}', ['val_loss'])):+.3f}")
+    return markdown(["", *FIVE], lines)
+
+
+def sink(experiment: str, arms: dict[str, str]) -> str:
+    of_idle = ["meters", "kinds", "other"]
+    lines: Lines = {
+        "weight on the first token": ("{1}", [*of_idle, "share"], ".0%"),
+        "effective sink": ("{1}", [*of_idle, "effective"], ".3f"),
+        "value norm": ("{1}", ["meters", "value_norm"], ".2f"),
+        "gate, idle": ("{1}", [*of_idle, "gate_mean", "readout"], ".2f"),
+        "gate at triggers": ("{1}", ["meters", "kinds", "trigger", "gate_mean", "readout"], ".2f"),
+        "gate on values, idle": ("{1}", [*of_idle, "gate_mean", "value"], ".2f"),
+        "... at triggers": ("{1}", ["meters", "kinds", "trigger", "gate_mean", "value"], ".2f"),
+    }
+    columns = {label: ("none", arm) for label, arm in arms.items()}
+    return grid(experiment, columns, lines, cell=span, is_by_column=True)
+
+
+def sink_of_gates() -> str:
+    arms = ["none", "elementwise", "sigmoid2", "headwise", "elementwise@value"]
+    others = ["static", "non_sparse", "gla", "mamba2", "gated_deltanet", "cosformer"]
+    return sink("sink", {arm: arm for arm in arms + others})
+
+
+def sink_of_rivals() -> str:
+    arms = ["none", "elementwise", "headwise", "elementwise@value"]
+    arms += ["FoX", "softpick", "sink zero", "sink head", "sink token", "window"]
+    return sink("sink_rivals", {arm: arm for arm in arms})
+
+
+def states() -> str:
+    """Accuracy beyond the trained length, and how many seeds end over 95%."""
+    names = {
+        "softmax": "softmax (its cache)",
+        "mamba2": "Mamba-2",
+        "gated_deltanet": "Gated DeltaNet, beta to 1",
+        "gated_deltanet to 2": "Gated DeltaNet, beta to 2",
+        "deltaproduct": "DeltaProduct, two steps a token",
+        "monarch": "Monarch (three and two seeds)",
+    }
+    lines = []
+    for mixer, name in names.items():
+        (size,) = {row["state_bytes"] for row in compared("parity") if row["arm"] == mixer}
+        line = [name, f"{size:,}"]
+        for task in ("parity", "s3"):
+            for arm in (mixer, f"{mixer} sigmoid"):
+                ends = values_of(compared(task), arm, ["scores", "whole", "slices", "64"])
+                solved = sum(end > 0.95 for end in ends)
+                line.append(f"{100 * fmean(ends):.0f}" + (f" ({solved})" if solved else ""))
+        lines.append(line)
+    return markdown(
+        ["", "bytes of state", "parity", "with a sigmoid gate", "S3", "with a sigmoid gate"], lines
+    )
+
+
+def state_sizes() -> str:
+    """Accuracy and KiB of state of one run each."""
+    names = {"softmax": "softmax", "cosformer": "cosFormer", "gla": "GLA", "mamba2": "Mamba-2"}
+    names |= {"gated_deltanet": "Gated DeltaNet", "deltanet": "DeltaNet", "kda": "KDA"}
+    kinds = {"heads of 4": "4", "of 8": "8", "of 16": "16", "of 8, with the gate": "sigmoid 8"}
+    kinds |= {"of 8, log-linear": "levels 8"}
+    by_arm = {row["arm"]: row for row in compared("state_size")}
+    lines = []
+    for mixer, name in names.items():
+        found = [by_arm.get(f"{mixer} {kind}") for kind in kinds.values()]
+        cells = [
+            f"{row['accuracy']:.0%}, {row['state_bytes'] / 1024:.0f}" if row else "-"
+            for row in found
+        ]
+        lines.append([name, *cells])
+    return markdown(["accuracy, KiB", *kinds], lines)
+
+
+def log_linear() -> str:
+    columns = {
+        name: (arm, f"{arm} sigmoid")
+        for name, arm in (("plain", "plain"), ("Guo", "guo"), ("merged", "merged"))
+    }
+    lines: Lines = {
+        "no convolution: accuracy after 1,500 steps": ("{0}", ["accuracy"], ".1%"),
+        "... with a sigmoid gate": ("{1}", ["accuracy"], ".1%"),
+        "convolution of 4: accuracy": ("conv {0}", ["accuracy"], ".1%"),
+        "... with a sigmoid gate ": ("conv {1}", ["accuracy"], ".1%"),
+    }
+    return grid("log_linear", columns, lines)
+
+
+def old_text() -> str:
+    lines = LOSSES | {
+        "lower by": ("{0} - {1}", ["val_loss"], "+.3f"),
+        "gate values under 0.1": ("{1}", ["meters", "gate_below_0.1", "readout"], ".0%"),
+    }
+    return grid("text", FIVE, lines, is_by_column=True)
+
+
+def late_gate() -> str:
+    columns = {
+        "softmax": ("softmax never", "softmax"),
+        "Gated DeltaNet without its native gate": ("gated_deltanet never", "gated_deltanet"),
+    }
+    lines: Lines = {
+        "loss without": ("{0}", ["val_loss"], ".3f"),
+        "late": ("{0} - {1} late", ["val_loss"], "+.3f"),
+        "late fast": ("{0} - {1} late fast", ["val_loss"], "+.3f"),
+        "start": ("{0} - {1} start", ["val_loss"], "+.3f"),
+    }
+    return grid("late_gate", columns, lines, is_by_column=True)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "horizon gains": horizon_gains,
+    "horizon by seed": horizon_seeds,
+    "rivals on text": rival_gains,
+    "rates of rivals": lambda: tried_rates("rivals_on_text", ["none", "sigmoid", "sink token"]),
+    "gains of mixers": gains_of_mixers,
+    "worth of FLOPs": worth_of_flops,
+    "rates of softmax": lambda: tried_rates("one_harness", ["softmax", "softmax sigmoid"]),
+    "sink": sink_of_gates,
+    "sink of rivals": sink_of_rivals,
+    "states": states,
+    "state sizes": state_sizes,
+    "log-linear": log_linear,
+    "old text": old_text,
+    "late gate": late_gate,
+}
+
+
+def table(name: str) -> str:
+    if name not in TABLES:
+        raise UserError(f"the tables are {', '.join(TABLES)}")
+    return TABLES[name]()
+
+
+KINDS: dict[str, Callable[[str], str]] = {
+    "claims": claims_table,
+    "claim": claim_in_line,
+    "verdict": verdict_in_line,
+    "mean": mean_in_line,
+    "minutes": minutes_in_line,
+    "table": table,
+}
+
+if __name__ == "__main__":
+    configurator.run(main)
