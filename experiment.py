@@ -264,8 +264,9 @@ class ExperimentConfig:
                     "in" in given
                     and ("above" not in given or {"sides", "within", "family"} & given)
                 ),
-                f"{label}: family={show(claim.get('family'))}: say in family_reason why it is corrected for less than all "
-                "claims of the experiment, or leave family out (docs/experiments.md, Claims)": (
+                f"{label}: family={show(claim.get('family'))}: say in "
+                "family_reason why it is corrected for less than all claims of the experiment, or leave "
+                "family out (docs/experiments.md, Claims)": (
                     "family" in given and "family_reason" not in given
                 ),
                 f"{label}: family_reason: is the reason of a family, and the claim names none": (
@@ -405,7 +406,8 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     jobs = jobs_of(config, gpus_of(config) if config.gpus or torch.cuda.is_available() else [])
     of_step: dict[str, list] = {}  # seconds of one process, by arm
     for row in rows:
-        steps = (row.get("last_step") or row["config"]["max_iters"]) - first_step(row)
+        made = row.get("last_step") or first_step(row) + steps_of([row])
+        steps = made - first_step(row)
         seconds = row["seconds"] * row.get("processes", 1) / max(steps, 1)
         of_step.setdefault(row["arm"], []).append(seconds)
     lines, known = [], []
