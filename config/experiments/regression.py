@@ -18,7 +18,7 @@ prepare = "regression"
 data = {"seed": 0}
 pair_spread = 0.2
 
-claim_base = {"family": "the gate"}
+claim_base = {}
 claims = {
     "the sigmoid gate changes the steps": {
         "contrast": "sigmoid - none",
