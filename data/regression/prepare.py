@@ -1,6 +1,6 @@
 """
 In-context linear regression (Garg et al. 2022, "What Can Transformers Learn In-Context?"), on
-tokens: a task whose answer is inferred from all examples of a row, and is copied from none.
+tokens: a task that a copy of an earlier answer does not solve.
 
     python data/regression/prepare.py                               # rows of 12 examples, 36 tokens of 81 ids
 
@@ -25,10 +25,13 @@ accuracy is:
     least squares on the earlier examples, rounded                      100.0%
 
 So no way to choose an earlier y and copy it is right in more than 53%. Least squares is exact as
-soon as two examples are not proportional. x has no sign and the weights are few because pilots
-without a gate, of a small softmax model, stopped short of the function for long where x had both
-signs, and learned it slowly where the weights had 64 values. Rows of training are no files: each is
-drawn once, from the seeds and its number (data/drawn.py).
+soon as two examples are not proportional.
+
+Pilots of a small softmax model without a gate chose these values. Where x was one of -4, ..., 4,
+with these weights, it was at 35% after 2,200 steps. Where the weights had 64 values, it was at 37%
+after 900.
+
+Rows of training are no files: each is drawn once, from the seeds and its number (data/drawn.py).
 """
 
 import sys
