@@ -56,19 +56,16 @@ claims = {
     "the sigmoid gate changes the steps to 55%": {
         "contrast": "sigmoid - none",
         "of": ["log_steps", 0.55],
-        "family": "the gate",
         "exploratory": False,
     },
     "the sigmoid gate changes the steps to 80%": {
         "contrast": "sigmoid - none",
         "of": ["log_steps", 0.8],
-        "family": "the gate",
         "exploratory": False,
     },
     "the sigmoid gate changes the final loss": {
         "contrast": "sigmoid - none",
         "of": ["log", "val_loss"],
-        "family": "the gate",
         "exploratory": False,
     },
     "a fixed half changes the steps to 55%": {
