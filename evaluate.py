@@ -87,7 +87,7 @@ from tqdm import tqdm
 
 from configurator import UserError
 from data.shards import Dataset
-from model import GPT
+from model import GPT, token_losses
 from ops import IGNORE
 from ops.sampling import most_new_tokens
 from runs import memory, parallel
@@ -130,9 +130,9 @@ def score(model: Any, batches: Iterable[tuple], *, block_size: int) -> dict:
             chunks = model(inputs)[labelled].float().split(CHUNK_TOKENS)
         scores = []
         for logits, target in zip(chunks, targets[labelled].split(CHUNK_TOKENS), strict=True):
-            nats = F.cross_entropy(logits, target, reduction="none").cpu().double()
+            losses = token_losses(logits, target).cpu().double()
             correct = (logits.argmax(-1) == target).cpu().double()
-            scores.append(torch.stack([nats, torch.ones_like(nats), correct], dim=1))
+            scores.append(torch.stack([losses, torch.ones_like(losses), correct], dim=1))
         positions = labelled.nonzero()[:, 1]
         # in (2, block_size)
         places = (is_repeated(inputs)[labelled] * block_size + positions).cpu()

@@ -7,16 +7,15 @@ call `self.gated(position, y, x)` where mixer.py or model.py computes the y that
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice
+from keys import LayerGate
 from ops import kernels
 
-GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")
 # {position: the (heads, width) of what it gates in a mixer}; readout to output: G1 to G5 of Qiu et
 # al.
 POSITIONS = {
@@ -63,31 +62,6 @@ def is_positive(activation: str) -> bool:
     return bool((tried_on(activation, 0.1) > 0).all())
 
 
-class LayerGate(NamedTuple):
-    """One layer's entry of the gate string."""
-
-    native: bool  # whether it has the mixer's published gate
-    positions: dict  # {position: granularity}
-
-
-def parse_gate(text: str) -> LayerGate:
-    """Reads `none`, or terms joined by +, each `native` or GRANULARITY[@POSITION]. Raises
-    UserError."""
-    terms, positions = text.replace(" ", "").split("+"), {}
-    for term in terms:
-        if terms == ["none"] or (term == "native" and terms.count("native") == 1):
-            continue
-        name, _, position = (term if "@" in term else f"{term}@readout").partition("@")
-        check_choice(f"gate={text!r}: granularity", name, ("none", "native", *GRANULARITIES))
-        check_choice(f"gate={text!r}: position", position, POSITIONS)
-        if name not in GRANULARITIES or position in positions:
-            raise UserError(
-                f"gate={text!r}: {term!r} is one too many: a position has one gate, and none stands alone"
-            )
-        positions[position] = name
-    return LayerGate("native" in terms, positions)
-
-
 def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     """Raises UserError for a readout norm or a gate that makes no sense for a mixer. mixer: the
     class called name."""
@@ -97,6 +71,7 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
             f"readout_norm='denominator' makes no sense for {name}: its weights have both signs"
         )
     for position, granularity in gate.positions.items():
+        check_choice(f"gate='{granularity}@{position}': position", position, POSITIONS)
         if has_no_effect(granularity, position, mixer, config):
             reason = (
                 "has no effect, because a norm behind it cancels a factor that its inputs share"

@@ -27,14 +27,13 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError, show
 from data.shards import MAX_VOCAB
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
-from model import GPT
+from model import GPT, token_losses
 from ops import IGNORE
 from ops.sampling import check_finite, most_new_tokens
 from runs.checkpoint import check_same_weights, load_model
@@ -300,7 +299,7 @@ def read_on(
         row[len(context) - 1 :][: len(continuation)] = torch.tensor(continuation, dtype=torch.long)
     labelled = targets != IGNORE
     hidden, _ = model.features(idx, state, start, only=labelled)  # (1, M, C)
-    nats, wrong = (
+    sums, wrong = (
         torch.zeros(len(pairs), dtype=torch.float64),
         torch.zeros(len(pairs), dtype=torch.long),
     )
@@ -312,10 +311,10 @@ def read_on(
         logits = model.logits(x)
         check_finite(logits)
         # on the CPU: MPS has no float64
-        of_labels = F.cross_entropy(logits, target, reduction="none").cpu().double()
-        nats.index_add_(0, row.cpu(), of_labels)
+        of_labels = token_losses(logits, target).cpu().double()
+        sums.index_add_(0, row.cpu(), of_labels)
         wrong.index_add_(0, row.cpu(), (logits.argmax(-1) != target).cpu().long())
-    return list(zip((-nats).tolist(), (wrong == 0).tolist(), strict=True))
+    return list(zip((-sums).tolist(), (wrong == 0).tolist(), strict=True))
 
 
 def main(argv: list[str]) -> None:

@@ -5,14 +5,12 @@ imported here.
 """
 
 import re
-import typing
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from configurator import UserError, check, check_choice, key
 from runs.files import find_checkpoint, find_data
-
-if typing.TYPE_CHECKING:
-    from gate import LayerGate
 
 DTYPES = ("float32", "bfloat16", "float16")  # of matrix products
 # values of rope_scaling that ask for rope_length
@@ -33,10 +31,78 @@ ELSEWHERE = {
     "lr": "learning_rate", "max_steps": "max_iters", "warmup_steps": "warmup_iters", "max_grad_norm": "grad_clip",
     "lr_scheduler_type": "schedule", "per_device_train_batch_size": "batch_size", "output_dir": "out_dir",
     "gradient_checkpointing": "activation_checkpointing", "resume_from_checkpoint": "init_from=resume",
+    "sink": "attention=sink_head", "forget_gate": "attention=fox", "attention_weights": "attention=softpick",
+    "attention_softcap": "attention=softcap", "n_householder": "a subclass of DeltaProduct (variants.py)",
     "n_positions": "block_size", "always_save_checkpoint": "what every evaluation does",
     "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "three lines of Python (docs/reliability.md)",
     "wandb_project": "three lines of Python (docs/reliability.md)", "backend": "chosen by the device",
 }  # fmt: skip
+
+
+GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")  # of gates
+
+# keys that are classes of variants.py by now: {key: its value where it was not used}, and the
+# mixer that takes the place of softmax
+RETIRED = {
+    "sink": "none",
+    "attention_weights": "softmax",
+    "forget_gate": False,
+    "attention_softcap": None,
+    "n_householder": 2,
+}
+CLASS_OF = {
+    ("sink", "zero"): "sink_zero",
+    ("sink", "head"): "sink_head",
+    ("sink", "token"): "sink_token",
+    ("attention_weights", "softpick"): "softpick",
+    ("forget_gate", True): "fox",
+    ("attention_softcap", 50.0): "softcap",
+}
+LAST_WITH_THEM = "27a232e"  # a commit
+
+
+class LayerGate(NamedTuple):
+    """One layer's entry of the gate string."""
+
+    native: bool  # whether it has the mixer's published gate
+    positions: dict[str, str]  # {position: granularity}
+
+
+def parse_gate(text: str) -> LayerGate:
+    """Reads `none`, or terms joined by +, each `native` or GRANULARITY[@POSITION]. Raises
+    UserError."""
+    terms, positions = text.replace(" ", "").split("+"), {}
+    for term in terms:
+        if terms == ["none"] or (term == "native" and terms.count("native") == 1):
+            continue
+        name, _, position = (term if "@" in term else f"{term}@readout").partition("@")
+        check_choice(f"gate={text!r}: granularity", name, ("none", "native", *GRANULARITIES))
+        if name not in GRANULARITIES or position in positions:
+            raise UserError(
+                f"gate={text!r}: {term!r} is one too many: a position has one gate, and none stands alone"
+            )
+        positions[position] = name
+    return LayerGate("native" in terms, positions)
+
+
+def renamed(keys: dict) -> dict:
+    """Keys of the model, as an older version has them in a checkpoint or a row, as they are called
+    now. Raises UserError for what the model no longer has."""
+    keys = dict(keys)
+    mixers = []
+    for name, unused in RETIRED.items():
+        value = keys.pop(name, unused)
+        if value == unused:
+            continue
+        mixers.append(CLASS_OF.get((name, value)))
+        if mixers[-1] is None or len(mixers) > 1:
+            raise UserError(
+                f"{name}={value!r}: no mixer of this version; commit {LAST_WITH_THEM} is the last that has it"
+            )
+    if mixers:
+        words = [word.strip() for word in keys.get("attention", "softmax").split(",")]
+        keys["attention"] = ",".join(mixers[0] if word == "softmax" else word for word in words)
+    return keys
 
 
 def word_of(pattern: str, layer: int) -> str:
@@ -59,6 +125,8 @@ class GPTConfig:
     """Every key of the model. Raises UserError for values that don't fit together."""
 
     elsewhere = ELSEWHERE
+    # what only mixers and gates know of keys: functions of a config, to which model.py adds its own
+    checks: ClassVar[list[Callable]] = []
 
     n_layer: int = key(12, "number of layers", at_least=1, at_most=10_000)
     n_head: int = key(12, "number of heads (mamba2, mamba3: expand times as many)", at_least=1)
@@ -107,8 +175,8 @@ class GPTConfig:
     )
     attention: str = key(
         "softmax",
-        "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, deltaproduct, monarch, "
-        "gated_deltanet2, mamba3, or by layer a,b,b; gated: softmax with gate=elementwise",
+        "mixer: softmax, cosformer, gla, mamba2, gated_deltanet, deltanet, kda, one of variants.py, or "
+        "by layer a,b,b; gated: softmax with gate=elementwise",
     )
     position: str = key(
         "rope", "rope (in softmax layers only), learned or none, or by layer a,b of rope and none"
@@ -130,26 +198,9 @@ class GPTConfig:
     qk_norm_over: str = key(
         "head", "the QK-norm is over a head, or all (OLMo-2)", choices=("head", "all")
     )
-    sink: str = key(
-        "none",
-        "softmax layers: a logit beside the scores, which takes weight and writes nothing; zero: 0; head: a trained "
-        "number a head; token: W x of the query's token",
-        choices=("none", "zero", "head", "token"),
-    )
     window: str = key(
         "none",
         "softmax layers: keys that a query sees, its own included: none (all) or 128, or a,b,b",
-    )
-    attention_weights: str = key(
-        "softmax",
-        "softmax layers: weights softmax(x), or relu(e^x - 1) / sum |e^x - 1|",
-        choices=("softmax", "softpick"),
-    )
-    forget_gate: bool = key(
-        False, "softmax layers: FoX's decay, sigmoid(W x + b) for each head and token"
-    )
-    attention_softcap: float | None = key(
-        None, "c: softmax scores become c * tanh(score / c) (None: no cap)", above=0
     )
     logit_softcap: float | None = key(
         None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0
@@ -174,9 +225,6 @@ class GPTConfig:
     )
     beta_max: float = key(
         1.0, "delta rule: beta = this * sigmoid; 2 allows negative eigenvalues", choices=(1.0, 2.0)
-    )
-    n_householder: int = key(
-        2, "deltaproduct: steps of the delta rule in a token", at_least=1, at_most=64
     )
     delta_heads: int | None = key(None, "delta rule: number of heads (None: n_head)", at_least=1)
     delta_key_heads: int | None = key(
@@ -249,10 +297,8 @@ class GPTConfig:
         key_heads, heads, _, _ = self.delta_sizes
         if heads % key_heads:
             raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
-        # what only mixers and gates know; torch is imported here and not before
-        from model import check_layers
-
-        check_layers(self)
+        for check_more in self.checks:
+            check_more(self)
 
     @property
     def rotated(self) -> int:
@@ -276,18 +322,14 @@ class GPTConfig:
         other delta key."""
         return self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
 
-    def layers(self) -> list[tuple[str, "LayerGate"]]:
+    def layers(self) -> list[tuple[str, LayerGate]]:
         """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer.
 
         Raises UserError for a gate that cannot be read.
         """
-        from gate import parse_gate
-
-        names, gates = (
-            self.attention.split(","),
-            [parse_gate(gate) for gate in self.gate.split(",")],
-        )
-        return [(names[i % len(names)].strip(), gates[i % len(gates)]) for i in range(self.n_layer)]
+        names = [name.strip() for name in self.attention.split(",")]
+        gates = [parse_gate(gate) for gate in self.gate.split(",")]
+        return [(names[i % len(names)], gates[i % len(gates)]) for i in range(self.n_layer)]
 
 
 @dataclass

@@ -178,6 +178,20 @@ class Mixer(nn.Module):
         )
         self.out_proj.start_scale = config.out_init_scale
 
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        """The start of a decay exp(-A softplus(. + dt_bias)) as in Dao & Gu 2024, and of D."""
+        if name == "A_log":
+            start.uniform_(*self.A_range, generator=generator).log_()
+        elif name == "dt_bias":
+            # softplus(dt_bias) = dt, log-uniform in [0.001, 0.1]
+            dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
+            start.copy_(dt + torch.log(-torch.expm1(-dt)))
+        elif name == "D":
+            start.fill_(1.0)
+        else:
+            kind = type(self).__name__
+            raise UserError(f"{name}: no rule for its start; give {kind} an init_parameter")
+
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         """x (B, T, C) -> Projection. If `state` is a dict, a convolution reads its past there and
         writes it back."""

@@ -9,7 +9,7 @@ in mixer.py, the gate in gate.py, the keys in keys.py. A new mixer is one class,
 computes q, k and v from x, and one line in MIXERS.
 """
 
-import math
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,6 @@ from configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection
-from mixers import Mamba3, Monarch
 from ops import IGNORE, kernels, layers, sampling
 from ops.fast import CosSinFeatures, at_least_float32
 from ops.layers import FusedLinear, ResidualLinear, RMSNorm, make_conv, make_norm
@@ -33,73 +32,109 @@ from ops.loss import cross_entropy_sum
 
 
 class Softmax(Mixer):
-    """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm. Its state is
-    the KV cache: the last block_size keys and values, or a window of them, a ring in which a new
-    entry replaces the oldest.
+    """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm and a window.
 
-    With a forget gate (FoX, Lin et al. 2025) log f is the log_decay: a score gets its sum from
-    behind the key up to the query. The state then has that of as many tokens, too, in their order.
+    Its state is the KV cache: a ring of the last keys and values, where a new entry replaces the
+    oldest. A subclass may have a bias(self, i, j) on the scores of queries at positions i (T, 1)
+    for keys at j (S,), of shape (T, S) or (H, T, S); -inf hides a key. Training, prefill, decoding
+    and the explicit weights all ask it. More variants are in variants.py.
     """
 
     past_block_size = "rolls"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
     has_positive_weights = True
-    # a subclass's bias(self, i, j): what is added to the scores of queries at positions i (T, 1)
-    # for keys at j (S,), of shape (T, S) or (H, T, S); -inf hides a key. Training, prefill,
-    # decoding and the explicit weights all ask it
     bias: Callable | None = None
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
-        norm, sink, cap = cls.norm_of(config), config.sink, config.attention_softcap
         if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
             raise UserError(
                 f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}"
             )
-        if norm == "denominator":
+        if cls.norm_of(config) == "denominator":
             raise UserError(
                 f"readout_norm='denominator' makes no sense for {name}: its weights are normed already"
             )
-        if sink != "none" and norm in READOUT_NORMS:
-            why = "cancels it, since it acts as one factor a head"
-            raise UserError(f"sink={sink!r}: readout_norm={norm!r} of {name} {why}")
-        if config.attention_weights == "softpick":
-            if config.forget_gate:
-                raise UserError(
-                    "forget_gate=True: softpick's denominator would count a forgotten key as |e^-inf - 1|"
-                )
-            if cap is not None:
-                raise UserError(
-                    f"attention_softcap={cap}: softpick was published without a cap; leave one of them out"
-                )
-            if sink != "none":
-                raise UserError(
-                    f"sink={sink!r}: softpick needs none, since its weights may all be zero"
-                )
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
-        self.qkv = FusedLinear(
-            config.n_embd, [H * D, Hk * D, Hk * D], bias=config.bias or config.qkv_bias
-        )
-        self.conv = make_conv(config, (H + 2 * Hk) * D)
-        widths = (H * D, Hk * D) if config.qk_norm and config.qk_norm_over == "all" else (D, D)
-        self.q_norm, self.k_norm = (
-            RMSNorm(n, eps=config.norm_eps) if config.qk_norm else None for n in widths
-        )
-        self.forget = nn.Linear(config.n_embd, H) if config.forget_gate else None
-        self.sink = layers.Sink(config, H) if config.sink != "none" else None
-        self.split = (H, Hk)
+        self.widths = [H * D, Hk * D, Hk * D]
+        self.qkv = FusedLinear(config.n_embd, self.widths, bias=config.bias or config.qkv_bias)
+        self.conv = make_conv(config, sum(self.widths))
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            is_over_all = config.qk_norm_over == "all"
+            self.q_norm = RMSNorm(H * D if is_over_all else D, eps=config.norm_eps)
+            self.k_norm = RMSNorm(Hk * D if is_over_all else D, eps=config.norm_eps)
         if "rope" in config.position:
-            scaling = (
-                config.rope_scaling,
-                config.rope_factor,
-                config.rope_length or config.block_size,
-            )
-            self.angles = layers.Angles(
-                layers.rope_frequencies, config.rotated, config.rope_base, *scaling
-            )
+            length = config.rope_length or config.block_size
+            scaling = (config.rope_scaling, config.rope_factor, length)
+            frequencies = (layers.rope_frequencies, config.rotated, config.rope_base, *scaling)
+            self.angles = layers.Angles(*frequencies)
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        qkv = self.conv(self.qkv(x), state).split(self.widths, dim=-1)
+        q, k, v = (y.unflatten(-1, (-1, self.value_width)) for y in qkv)  # (B, T, H or Hk, D)
+        if self.q_norm is not None:
+            q = self.normed_over_channels(self.q_norm, q)
+            k = self.normed_over_channels(self.k_norm, k)
+        if word_of(self.config.position, self.layer) == "rope":
+            q = layers.rotate(q, start, self.angles)
+            k = layers.rotate(k, start, self.angles)
+        return Projection(q.to(v.dtype), k.to(v.dtype), v)
+
+    def normed_over_channels(self, norm: nn.Module, y: torch.Tensor) -> torch.Tensor:
+        """y (B, T, heads, D), normed over the channels of a head, or over those of all heads."""
+        if self.config.qk_norm_over == "all":
+            return norm(at_least_float32(y).flatten(2)).view_as(y)
+        return norm(at_least_float32(y))
+
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
+        T, reach = q.shape[2], self.window or q.shape[2]
+        if state is not None:
+            reach = self.reach
+            in_order = T > 1 or self.needs_mask
+            k = layers.remember(state["k"], k, start, in_order)
+            v = layers.remember(state["v"], v, start, in_order)
+        # one query needs no mask, since it sees all that is remembered. Neither do all of a text,
+        # which torch's kernel for causal attention takes
+        is_causal = T > 1 or state is None
+        is_cut = T > reach or (T > 1 and state is not None and start > 0)
+        mask = None
+        if self.needs_mask or is_cut:
+            first = start + T - k.shape[2]  # the position of the oldest key
+            j = torch.arange(first, start + T, device=q.device)
+            mask = self.mask(j[start - first :], j, reach, p, state)
+        return self.attend(q, k, v, mask, is_causal and mask is None, p).transpose(1, 2)
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether something is added to the scores, which torch's causal kernel cannot do."""
+        return self.bias is not None
+
+    def mask(
+        self, i: torch.Tensor, j: torch.Tensor, reach: int, p: Projection, state: dict | None
+    ) -> torch.Tensor:
+        """Which keys at positions j (S,) the queries at i (T,) see, the last `reach` up to their
+        own: bool (T, S), or with a bias what is added to the scores, float (1, H, T, S)."""
+        distance = i[:, None] - j
+        sees = (distance >= 0) & (distance < reach)
+        if self.bias is None:
+            return sees
+        added = self.bias(i[:, None], j).masked_fill(~sees, -torch.inf)
+        return added.expand(1, self.n_head, -1, -1)
+
+    def attend(self, q, k, v, mask, is_causal: bool, p: Projection) -> torch.Tensor:
+        """q (B, H, T, D), k and v (B, Hk, S, D) -> the readout (B, H, T, D)."""
+        return layers.attention(q, k, v, mask, is_causal)
+
+    def explicit_weights(self, p: Projection) -> torch.Tensor:
+        q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
+        i = torch.arange(q.shape[2], device=q.device)
+        scores = layers.scores(q, k, self.mask(i, i, self.window or len(i), p, None))
+        return scores.softmax(-1)
 
     @property
     def window(self) -> int | None:
@@ -111,87 +146,10 @@ class Softmax(Mixer):
         """How many keys a query sees in decoding: the length of the ring."""
         return min(self.window or self.config.block_size, self.config.block_size)
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        c, (H, Hk) = self.config, self.split
-        qkv = self.conv(self.qkv(x), state)
-        # (B, T, H + Hk or Hk, D)
-        qk, v = qkv.unflatten(-1, (-1, self.value_width)).split((H + Hk, Hk), dim=2)
-        if self.q_norm is not None:
-            q, k = at_least_float32(qk).split((H, Hk), dim=2)
-            axis = 2 if c.qk_norm_over == "all" else 3  # the axes from this one on have one norm
-            pairs = ((self.q_norm, q), (self.k_norm, k))
-            qk = torch.cat([norm(y.flatten(axis)).view_as(y) for norm, y in pairs], dim=2)
-        if word_of(c.position, self.layer) == "rope":
-            turned, kept = qk.split((c.rotated, self.value_width - c.rotated), dim=-1)
-            turned = layers.rotate(turned, start, self.angles)
-            qk = torch.cat([turned, kept], dim=-1) if kept.shape[-1] else turned
-        q, k = qk.to(v.dtype).split((H, Hk), dim=2)
-        # (B, T, H)
-        log_decay = None if self.forget is None else F.logsigmoid(at_least_float32(self.forget(x)))
-        return Projection(q, k, v, log_decay, sink=None if self.sink is None else self.sink(x))
-
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
-        T, mask, log_decay, c = q.shape[2], None, p.log_decay, self.config
-        if state is not None:
-            in_order = T > 1 or self.bias is not None or log_decay is not None
-            k, v = (
-                layers.remember(state[name], x, start, in_order) for name, x in (("k", k), ("v", v))
-            )
-            if log_decay is not None:
-                log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
-                # a view would keep the whole prefill alive
-                state["log_decay"] = log_decay[:, T:].clone()
-        # a single query needs no mask, since it sees all it remembers, nor does torch's kernel for
-        # causal attention
-        reach = (self.window or T) if state is None else self.reach
-        is_cut = T > reach or (T > 1 and state is not None and start > 0)
-        has_kernel = (
-            c.attention_weights == "softmax" and c.attention_softcap is None and log_decay is None
-        )
-        if self.bias is not None or log_decay is not None or is_cut or (T > 1 and not has_kernel):
-            first = start + T - k.shape[2]  # the position of the oldest key
-            j = torch.arange(first, start + T, device=q.device)
-            mask = self.mask(j[start - first :], j, reach, log_decay)
-        if has_kernel:
-            o = layers.attention(q, k, v, mask, mask is None and (state is None or T > 1), p.sink)
-        else:
-            o, _ = layers.manual_attention(
-                q, k, v, mask, c.attention_softcap, p.sink, c.attention_weights
-            )
-        return o.transpose(1, 2)
-
-    def mask(
-        self, i: torch.Tensor, j: torch.Tensor, reach: int, log_decay: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Which keys at positions j (S,) the queries at i (T,) see, the last `reach` up to their
-        own: bool (T, S). With a bias float (1, H, T, S), with a log_decay (B, L, H), whose last are
-        those of the keys, float (B, H, T, S)."""
-        distance = i[:, None] - j
-        sees = (distance >= 0) & (distance < reach)
-        added = (
-            None if self.bias is None else self.bias(i[:, None], j).masked_fill(~sees, -torch.inf)
-        )
-        if log_decay is None:
-            return sees if added is None else added.expand(1, self.n_head, -1, -1)
-        total = log_decay[:, -len(j) :].cumsum(1).transpose(1, 2)  # (B, H, S)
-        # from behind the key up to the query
-        between = total[..., -len(i) :, None] - total[..., None, :]
-        return between.masked_fill(~sees, -torch.inf) if added is None else between + added
-
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
         # a head's keys lie side by side in memory: a single query reads them twice as fast
-        M = min(self.reach, length)
-        decays: dict = {} if self.forget is None else {"log_decay": (B, M, self.n_head)}
-        return decays | dict.fromkeys(("k", "v"), (B, self.split[1], M, self.value_width))
-
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))
-        i, c = torch.arange(q.shape[2], device=q.device), self.config
-        mask = self.mask(i, i, self.window or len(i), p.log_decay)
-        return layers.manual_attention(
-            q, k, v, mask, c.attention_softcap, p.sink, c.attention_weights
-        )[1]
+        shape = (B, self.shapes["key"][0], min(self.reach, length), self.value_width)
+        return {"k": shape, "v": shape}
 
     def flops_per_token(self, T: int) -> float:
         """FLOPs for one token: scores and weighted sum over the keys that a query sees on
@@ -380,61 +338,6 @@ class KDA(DeltaNet):
     decay = "channel"
 
 
-class GatedDeltaNet2(KDA):
-    """Gated DeltaNet-2 (NVIDIA 2026, "Decoupling Erase and Write in Linear Attention"): KDA with a
-    beta for each channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t
-    S_{t-1} + k_t (w_t * v_t)^T."""
-
-    def __init__(self, config, gate):
-        Hk, H, Dk, Dv = config.delta_sizes
-        super().__init__(config, gate, betas=[Hk * Dk, H * Dv])
-
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        p = super().project(x, state, start)
-        erase, write = p.beta.split([p.k[0, 0].numel(), p.v[0, 0].numel()], dim=-1)
-        # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
-        erase, write = erase.view_as(p.k), write.view_as(p.v)
-        v = (write / self.config.beta_max * p.v).to(p.v.dtype)
-        return p._replace(v=v, beta=torch.ones_like(p.beta[..., : self.n_head]), erase=erase * p.k)
-
-
-class DeltaProduct(GatedDeltaNet):
-    """Gated DeltaProduct (Siems et al. 2025): Gated DeltaNet with n = n_householder steps of the
-    delta rule a token.
-
-    A token is n sub-tokens, each with a k, v and beta of its own. It decays the state at the first
-    and reads it at the last, so that the recurrence is that of a text n times as long. n = 1 is
-    Gated DeltaNet. fla's layer has beta_max=2.
-    """
-
-    linear_in = DeltaNet.linear_in  # explicit_weights are not (T, T): a token has n values
-
-    def __init__(self, config, gate):
-        super().__init__(config, gate, n=config.n_householder)
-        self.sub_tokens = config.n_householder
-        self.flops_per_entry *= config.n_householder
-
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        p, n = super().project(x, state, start), self.sub_tokens
-        # (B, n T, heads, ...)
-        k, v, beta = (y.unflatten(2, (n, -1)).flatten(1, 2) for y in (p.k, p.v, p.beta))
-        # zeros before the last sub-token
-        q = F.pad(p.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)
-        # zeros behind the first
-        log_decay = F.pad(p.log_decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)
-        return Projection(q, k, v, log_decay, beta)
-
-    def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """A gate on q, k or v is the same for all sub-tokens of a token."""
-        if position in self.gates and position in ("query", "key", "value"):
-            x = x.repeat_interleave(self.sub_tokens, dim=1)
-        return super().gated(position, y, x)
-
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        # (B, T, H, Dv)
-        return super().read(p, state, start)[:, self.sub_tokens - 1 :: self.sub_tokens]
-
-
 MIXERS = {
     "softmax": Softmax,
     "cosformer": CosFormer,
@@ -443,11 +346,7 @@ MIXERS = {
     "gated_deltanet": GatedDeltaNet,
     "deltanet": DeltaNet,
     "kda": KDA,
-    "deltaproduct": DeltaProduct,
-    "monarch": Monarch,
-    "gated_deltanet2": GatedDeltaNet2,
-    "mamba3": Mamba3,
-}
+}  # variants.py adds its own
 
 # --------------------------------------------------------------------------------------------------
 # The GPT
@@ -463,6 +362,10 @@ def check_layers(config: GPTConfig) -> None:
         "readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS)
     )
     for name, gate in config.layers():
+        if name not in MIXERS and "variants" not in sys.modules:
+            raise UserError(
+                f"attention={name!r}: must be one of {', '.join(MIXERS)}, or of variants.py, once it is imported"
+            )
         check_choice("attention", name, MIXERS)
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
@@ -483,6 +386,9 @@ def check_layers(config: GPTConfig) -> None:
     gated = [MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions] or used
     if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in gated):
         raise UserError("norm_first=False: no layer has a norm for the gate to come before")
+
+
+GPTConfig.checks.append(check_layers)
 
 
 class MLP(nn.Module):
@@ -570,6 +476,17 @@ class Block(nn.Module):
         return x + self.dropout(y)
 
 
+def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """-log softmax(logits)[target] of each token: logits (..., V), targets (...) -> (...).
+
+    It is 0 where a target is -100. Training lowers its sum (GPT.loss), and evaluation reports it.
+    """
+    losses = F.cross_entropy(
+        logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="none"
+    )
+    return losses.view_as(targets)
+
+
 class GPT(nn.Module):
     """Token and position embeddings, n_layer blocks, a norm, and the output layer. Raises UserError
     without ids."""
@@ -604,26 +521,18 @@ class GPT(nn.Module):
     def init_weights(self, seed: int) -> None:
         """How every parameter starts. s = 0.02.
 
-        | module, parameter                        | start                                               |
-        |------------------------------------------|-----------------------------------------------------|
-        | Linear, Embedding                        | N(0, s)                                             |
-        | ResidualLinear                           | N(0, s / sqrt(2 n_layer))                           |
-        | init="pytorch": all linear weights       | U(-1/sqrt(fan_in), 1/sqrt(fan_in))                  |
-        | init="pytorch": Embedding                | N(0, 1)                                             |
-        | a mixer's out_proj                       | out_init_scale times that                           |
-        | RMSNorm, LayerNorm; all biases           | 1; 0                                                |
-        | A_log                                    | log of U(1, 16); gated_deltanet U(0.01, 16)         |
-        | dt_bias                                  | softplus^-1 of a log-uniform dt in [0.001, 0.1]     |
-        | D, kq_bias                               | 1                                                   |
-        | ZeroLinear (gates that are not native)   | 0, its bias gate_bias; monarch's block_gates 4      |
-        | Gate: static; slope                      | gate_bias or 0; 1                                   |
-        | Levels: scale; Monarch: skew; Sink: logit| 1; N(0, 0.02); N(0, 0.02)                           |
-        | ShortConv                                | U(-1/sqrt(width), 1/sqrt(width)), its bias too      |
+        | module, parameter          | start                                           |
+        |----------------------------|-------------------------------------------------|
+        | Linear, Embedding          | N(0, s), biases 0                               |
+        | ResidualLinear             | N(0, s / sqrt(2 n_layer))                       |
+        | init="pytorch": weights    | U(-1/sqrt(fan_in), 1/sqrt(fan_in))              |
+        | init="pytorch": Embedding  | N(0, 1)                                         |
+        | a mixer's out_proj         | out_init_scale times that                       |
+        | RMSNorm, LayerNorm         | 1, biases 0                                     |
+        | modules that have one      | their init_parameter(name, start, generator)    |
 
-        From ZeroLinear on, the rule is a method of the module, and yours may have one:
-        init_parameter(name, start, generator) fills the tensor `start`, which holds the
-        constructor's values. Raises UserError for a parameter without a rule. The decay exp(-A
-        softplus(. + dt_bias)) starts as in Dao & Gu 2024.
+        init_parameter fills the tensor `start`, which holds the constructor's values. Raises
+        UserError for a parameter without a rule.
 
         Each draw depends on (seed, name of the parameter) alone: two models of one seed start with
         the same weights wherever both have the parameter, so that a gated model starts where the
@@ -637,27 +546,22 @@ class GPT(nn.Module):
             start = p.detach().clone()
             if hasattr(module, "init_parameter"):
                 module.init_parameter(name, start, generator)
-            elif name == "A_log":
-                start.uniform_(*module.A_range, generator=generator).log_()
-            elif name == "dt_bias":
-                dt = start.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
-                start.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus(dt_bias) = dt
-            elif name in ("D", "kq_bias"):
-                start.fill_(1.0)
             elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
                 start.fill_(1.0 if name == "weight" else 0.0)
             elif isinstance(module, nn.Linear) and name == "bias":
                 start.zero_()
             elif isinstance(module, nn.Linear) and is_pytorch:
-                start.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5, generator=generator)
+                limit = p.shape[1] ** -0.5
+                start.uniform_(-limit, limit, generator=generator)
             elif isinstance(module, nn.Linear | nn.Embedding):
                 depth = 2 * self.config.n_layer if isinstance(module, ResidualLinear) else 1
                 start.normal_(0.0, 1.0 if is_pytorch else 0.02 * depth**-0.5, generator=generator)
             else:
-                raise UserError(
-                    f"{full_name}: no rule for its start; give {type(module).__name__} an init_parameter"
-                )
-            p.copy_(start * module.start_scale if isinstance(module, ResidualLinear) else start)
+                kind = type(module).__name__
+                raise UserError(f"{full_name}: no rule for its start; give {kind} an init_parameter")
+            if isinstance(module, ResidualLinear):
+                start = start * module.start_scale
+            p.copy_(start)
 
     def features(
         self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only=None
@@ -697,6 +601,17 @@ class GPT(nn.Module):
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
+    def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The sum over the labels that training lowers: token_losses(self.logits(x), targets).sum(),
+        without the logits in memory (ops/loss.py). Hidden states x (B, T, C), targets (B, T)."""
+        return cross_entropy_sum(
+            x,
+            self.output_weight,
+            targets,
+            vocab_size=self.config.vocab_size,
+            softcap=self.config.logit_softcap,
+        )
+
     def forward(
         self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean"
     ) -> torch.Tensor:
@@ -712,16 +627,13 @@ class GPT(nn.Module):
         if only.device.type != "cpu" or torch.compiler.is_compiling() or only.all():
             only = None
         x, _ = self.features(idx, only=only)
-        targets = targets if only is None else targets[only][None]
-        c = self.config
-        total = cross_entropy_sum(
-            x, self.output_weight, targets, vocab_size=c.vocab_size, softcap=c.logit_softcap
-        )
+        if only is not None:
+            targets = targets[only][None]
+        total = self.loss(x, targets)
         labels = (targets != IGNORE).sum()
         if self.training:
-            total = total + labels * sum(
-                getattr(module, "auxiliary_loss", 0.0) for module in self.blocks.modules()
-            )
+            modules = self.blocks.modules()
+            total = total + labels * sum(getattr(one, "auxiliary_loss", 0.0) for one in modules)
         return total if reduction == "sum" else total / labels.clamp(min=1)
 
     def init_state(

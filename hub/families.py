@@ -82,10 +82,9 @@ PLAIN: dict[str, Any] = dict(
     norm="rms", norm_eps=1e-5, post_norm=False, bias=False, qkv_bias=False, tie_embeddings=True, head_dim=None,
     n_kv_head=None, mlp="swiglu", mlp_width=None, attention="softmax", position="rope", rope_base=10000.0,
     rope_fraction=1.0, rope_scaling="none", rope_factor=1.0, rope_length=None, qk_norm=False, qk_norm_over="head",
-    sink="none", window="none", attention_weights="softmax", forget_gate=False, attention_softcap=None,
-    logit_softcap=None, short_conv=None, expand=2, state_size=128, n_groups=1, levels="none", beta_max=1.0,
-    n_householder=2, delta_heads=None, delta_key_heads=None, delta_key_dim=None, delta_value_dim=None, gate="none",
-    gate_activation="sigmoid", gate_rank=0, gate_input="token", native_bias=False, gate_bias=None,
+    window="none", logit_softcap=None, short_conv=None, expand=2, state_size=128, n_groups=1,
+    levels="none", beta_max=1.0, delta_heads=None, delta_key_heads=None, delta_key_dim=None, delta_value_dim=None,
+    gate="none", gate_activation="sigmoid", gate_rank=0, gate_input="token", native_bias=False, gate_bias=None,
     readout_norm="published", norm_first=True, readout_activation="none", branch_scale=1.0,
 )  # fmt: skip
 

@@ -104,73 +104,20 @@ def make_conv(config, channels: int, published_width: int = 0, bias: bool = Fals
     )
 
 
-class Sink(nn.Module):
-    """A logit for each query that the softmax weighs beside its scores, with a value of zero: x (B,
-    T, C) -> (B, H, T).
+def scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """The scores of softmax attention written out: q (B, H, T, D), k (B, Hk, S, D) -> (B, H, T, S).
 
-    zero: 0, a softmax "off by one" (Miller 2023). head: a trained one a head (gpt-oss 2025). token:
-    W x of the query's token (Inkling 2). The weights of the keys then sum to sigmoid(log_sum -
-    logit), where log_sum is the logarithm of the sum of the scores' exponentials: a headwise gate.
+    k may have fewer heads. mask: None, bool (true where a query sees a key; else the score is
+    -inf), or a float that is added.
     """
-
-    def __init__(self, config, n_head):
-        super().__init__()
-        self.n_head = n_head
-        self.logit = nn.Parameter(torch.empty(n_head)) if config.sink == "head" else None
-        self.proj = nn.Linear(config.n_embd, n_head, bias=False) if config.sink == "token" else None
-
-    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
-        start.normal_(0.0, 0.02, generator=generator)  # as in gpt-oss
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.proj is not None:
-            return self.proj(x).mT
-        logit = x.new_zeros(self.n_head) if self.logit is None else self.logit
-        return logit.expand(*x.shape[:2], -1).mT
-
-
-def manual_attention(q, k, v, mask, softcap, sink=None, kind="softmax") -> tuple[Tensor, Tensor]:
-    """Softmax attention written out. q, k, v (B, H, T, D) -> output (B, H, T, D), weights (B, H, T,
-    T).
-
-    k and v may have fewer heads. mask: None, bool (true where a query sees a key), or a float that
-    is added to the scores. softcap: None or a number. sink: None or (B, H, T), the logits of sinks,
-    which have neither soft-cap nor mask; the weights are those of the keys. kind: of the weights, a
-    key of ATTENTION_WEIGHTS.
-    """
-    k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
-    # 1. the scores, which autocast would round, and their soft-cap
-    with torch.autocast(q.device.type, enabled=False):
-        scores = at_least_float32(q) @ at_least_float32(k).mT * q.shape[-1] ** -0.5
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    # 2. what a query does not see
-    if mask is not None:
-        scores = (
-            scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        )
-    # 3. the weights, and the mean of the values
-    if sink is not None:
-        scores = torch.cat([scores, sink[..., None].to(scores.dtype)], dim=-1)
-    weights = ATTENTION_WEIGHTS[kind](scores)[..., : k.shape[2]]
-    return weights.to(v.dtype) @ v, weights
-
-
-def softpick(scores: Tensor) -> Tensor:
-    """relu(e^x - 1) / sum |e^x - 1| over the last axis, where a score x of -inf counts as 0 (Zuhri
-    et al. 2025).
-
-    Above and below are multiplied by e^-m, so that nothing overflows; m is the largest score, or 0.
-    """
-    m = scores.detach().amax(-1, keepdim=True).clamp(min=0)
-    y = ((scores - m).exp() - (-m).exp()).masked_fill(scores == -torch.inf, 0.0)
-    return y.relu() / (y.abs().sum(-1, keepdim=True) + 1e-8)
-
-
-ATTENTION_WEIGHTS: dict[str, Callable] = {
-    "softmax": lambda scores: scores.softmax(-1),
-    "softpick": softpick,
-}
+    k = for_all_heads(k, q.shape[1])
+    with torch.autocast(q.device.type, enabled=False):  # it would round them
+        product = at_least_float32(q) @ at_least_float32(k).mT * q.shape[-1] ** -0.5
+    if mask is None:
+        return product
+    if mask.dtype == torch.bool:
+        return product.masked_fill(~mask, -torch.inf)
+    return product + mask
 
 
 def for_all_heads(x: Tensor, n_head: int) -> Tensor:
@@ -189,41 +136,21 @@ def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
     return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
 
 
-def attention(q, k, v, mask, is_causal: bool, sink=None) -> Tensor:
-    """The output of manual_attention without a soft-cap, in torch's kernels: none makes the (T, T)
-    weights."""
-    D, scale = q.shape[-1], None  # None: D^-1/2
-    if sink is not None:
-        scale = D**-0.5
-        q, k, v, mask = with_sink(q, k, v, mask, is_causal, sink / scale)
-    mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
+def attention(q, k, v, mask, is_causal: bool, scale: float | None = None) -> Tensor:
+    """scores(q, k, mask).softmax(-1) @ v in torch's kernels: none makes the (T, T) weights.
+
+    is_causal: a query sees the keys up to its own. scale: of the scores; None: D^-1/2.
+    """
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(q.dtype)
     is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
     is_slow = is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if is_slow or not takes_groups(q, mask):
         k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     if is_slow:
-        o = fast.CausalAttention.apply(q, k, v, scale)
-    else:
-        options: dict = dict(is_causal=is_causal, scale=scale, enable_gqa=k.shape[1] < q.shape[1])
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
-    return o if sink is None else o[:, :, int(is_causal) :, :D]
-
-
-def with_sink(q, k, v, mask, is_causal: bool, score: Tensor) -> tuple:
-    """q, k, v and mask with a first key whose value is zero; score (B, H, T): its product with each
-    query.
-
-    One more channel holds the score in q, 1 in that key and 0 in all others; kernels want v as
-    wide. Where is_causal, a first query of zeros, whose output is to be dropped, keeps every query
-    level with its own key.
-    """
-    q = torch.cat([q, score[..., None].to(q.dtype)], dim=-1)
-    k, v = (F.pad(x, (0, 1, 1, 0)) for x in (k, v))
-    k[:, :, 0, -1] = 1.0
-    if is_causal:
-        q = F.pad(q, (0, 0, 1, 0))
-    # true or 0.0
-    return q, k, v, mask if mask is None else F.pad(mask, (1, 0), value=mask.dtype == torch.bool)
+        return fast.CausalAttention.apply(q, k, v, scale)
+    options: dict = dict(is_causal=is_causal, scale=scale, enable_gqa=k.shape[1] < q.shape[1])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
 
 
 def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
@@ -249,10 +176,13 @@ def rotate(x: Tensor, start: int, angles: "Angles") -> Tensor:
     base^(-2i/D).
 
     x (B, T, H, D) of the positions from start on -> the same shape in at least float32. angles: of
-    rope_frequencies.
+    rope_frequencies; where these are of fewer channels, the others stay as they are.
     """
     x = at_least_float32(x)
-    return fast.Rotation.apply(x, *angles(x, start))
+    cos, sin = angles(x, start)  # (T, 1, n)
+    width = 2 * cos.shape[-1]
+    turned = fast.Rotation.apply(x[..., :width], cos, sin)
+    return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
 
 
 def rope_frequencies(

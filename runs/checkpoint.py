@@ -24,8 +24,10 @@ from typing import Any
 import torch
 
 import configurator
+import variants  # noqa: F401  a checkpoint may have any mixer
 from configurator import UserError, show
 from data.shards import MAX_VOCAB, Dataset, open_dataset
+from keys import renamed
 from model import GPT, GPTConfig
 from runs import sharded
 from runs.files import (
@@ -131,6 +133,10 @@ def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHT
         checkpoint["model"], moments = sharded.read(path, checkpoint["shards"], whole)
         checkpoint["optimizer"]["state"] |= moments
     check_tensors(checkpoint["model"], path)
+    with one_line(f"{path}: cannot be read"):
+        for name in ("model_args", "config"):
+            if isinstance(checkpoint.get(name), dict):
+                checkpoint[name] = renamed(checkpoint[name])
     return checkpoint
 
 

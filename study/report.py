@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from configurator import UserError
-from keys import GPTConfig
+from keys import CLASS_OF, GPTConfig, renamed
 from runs.files import one_line, read_json
 from study import claims, curves, sinks, stats
 from study.drawing import (
@@ -70,7 +70,6 @@ GATE_KEYS = {
     "match_params",
     "branch_scale",
 }
-GATE_KEYS |= {"sink", "attention_weights", "forget_gate"}  # its rivals
 
 
 def show(config, row: dict) -> str:
@@ -229,11 +228,14 @@ def plain_arms(rows: list[dict]) -> dict[str, str]:
     # rate)}
     keys, compared = {}, {}
     for row in rows:
-        config = dict(row["config"], seed=None)
+        is_rival = renamed(row["config"]).get("attention") in CLASS_OF.values()
+        config = renamed(row["config"]) | {"seed": None, "attention": mixer_of(row)}
         rate = config.pop("learning_rate", None)
         of_gate = {
             name for name in GATE_KEYS & config.keys() if config[name] != getattr(GPTConfig, name)
         }
+        if is_rival:
+            of_gate.add("attention")
         keys[row["arm"]] = {name: config[name] for name in config.keys() - GATE_KEYS}, of_gate, rate
     for arm, (shared, of_gate, rate) in keys.items():
         same = [

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configurator import UserError
+from keys import CLASS_OF, renamed
 from runs.files import read_jsonl
 from runs.rules import did_you_mean, show, wrong_field
 
@@ -161,7 +162,10 @@ def text_of(row: dict) -> str:
     def parse_float(text):  # 1.0 as 1: a key means the same however its number is written
         return int(float(text)) if float(text).is_integer() else float(text)
 
-    return json.dumps(json.loads(json.dumps(run_of(row)), parse_float=parse_float), sort_keys=True)
+    run = run_of(row)
+    if isinstance(run.get("config"), dict):
+        run["config"] = renamed(run["config"])
+    return json.dumps(json.loads(json.dumps(run), parse_float=parse_float), sort_keys=True)
 
 
 def is_finite(value: float | None) -> bool:
@@ -179,7 +183,9 @@ def script_of(name: str) -> types.ModuleType:
 
 
 def mixer_of(row: dict) -> str:
-    return row["config"].get("attention", "softmax")
+    """The mixer of a run; a variant of softmax counts as softmax."""
+    mixer = renamed(row["config"]).get("attention", "softmax")
+    return "softmax" if mixer in CLASS_OF.values() else mixer
 
 
 def variant_of(row: dict) -> str:

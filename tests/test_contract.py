@@ -43,14 +43,14 @@ OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the
         gate="elementwise@key+elementwise@value", n_kv_head=2, n_groups=2, qk_norm=True,
         delta_heads=6, delta_key_heads=2, delta_key_dim=4, beta_max=2,
     ),
-    "soft-caps": dict(gate="none", attention_softcap=3.0, logit_softcap=5.0, rope_fraction=0.5, tie_embeddings=False),
+    "soft-caps": dict(gate="none", attention="softcap", logit_softcap=5.0, rope_fraction=0.5, tie_embeddings=False),
 }  # fmt: skip
 OF_SOFTMAX = {  # more keys, which softmax layers alone read
-    "softpick, elementwise": dict(gate="elementwise", attention_weights="softpick"),
-    "softpick, grouped heads": dict(attention_weights="softpick", position="none", n_kv_head=2, qk_norm=True),
-    "a forget gate, elementwise": dict(gate="elementwise", forget_gate=True, position="none"),
+    "softpick, elementwise": dict(gate="elementwise", attention="softpick"),
+    "softpick, grouped heads": dict(attention="softpick", position="none", n_kv_head=2, qk_norm=True),
+    "a forget gate, elementwise": dict(gate="elementwise", attention="fox", position="none"),
     "a forget gate, other keys": dict(
-        forget_gate=True, n_kv_head=2, qk_norm=True, sink="head", window="7,none", short_conv=3
+        attention="fox", n_kv_head=2, qk_norm=True, window="7,none", short_conv=3
     ),
     "OLMo-2, Qwen2 and SmolLM3": dict(
         post_norm=True, qk_norm=True, qk_norm_over="all", n_kv_head=2, qkv_bias=True, position="none,rope",
@@ -97,9 +97,9 @@ def list_cases():
         cases[f"{name}, {about}"] = dict(attention=name) | keys | activation
     for name in names:
         if issubclass(MIXERS[name], Softmax):
-            cases |= {f"{name}, {about}": dict(attention=name) | keys for about, keys in OF_SOFTMAX.items()}
-            for kind, more in (("zero", {}), ("head", {"n_kv_head": 2}), ("token", {"attention_softcap": 3.0})):
-                cases[f"{name}, sink {kind}"] = dict(attention=name, gate="none", sink=kind, window="7,none") | more
+            if name == "softmax":
+                cases |= {about: dict(attention=name) | keys for about, keys in OF_SOFTMAX.items()}
+            cases[f"{name}, window"] = dict(attention=name, gate="none", n_kv_head=2, window="7,none")
         if MIXERS[name].has_levels:
             cases[f"{name}, levels"] = dict(attention=name, gate="elementwise", levels="log_linear")
     if not mixer and not mlp:

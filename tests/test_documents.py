@@ -71,7 +71,7 @@ def test_every_token_of_a_document_but_its_first_is_a_target_once_within_it(size
 OPTIONS = [dict(attention=mixer, gate=gate) for mixer in MIXERS for gate in ("none", "elementwise")]
 OPTIONS += [dict(attention=mixer, gate="native", short_conv=3) for mixer in MIXERS if MIXERS[mixer].native_gate]
 OPTIONS += [dict(attention=mixer, levels=levels) for mixer in ("mamba2", "kda") for levels in ("log_linear", "merged")]
-OPTIONS += [dict(position="learned", sink="token", window="3"), dict(forget_gate=True, sink="head", n_kv_head=1)]
+OPTIONS += [dict(attention="sink_token", position="learned", window="3"), dict(attention="fox", n_kv_head=1)]
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_every_panel_has_a_place_on_the_page_and_maps_are_the_largest():
 def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order():
     kinds = itertools.product(
         ("softmax", "gla"),
-        ({}, {"gate": "elementwise"}, {"branch_scale": 0.5}, {"forget_gate": True}),
+        ({}, {"gate": "elementwise"}, {"branch_scale": 0.5}, {"attention": "fox"}),
         ({}, {"max_iters": 9}),
     )
     rows = [{"arm": str(n), "config": {"attention": mixer, "seed": n} | gate | short}

@@ -127,7 +127,7 @@ def test_an_id_that_is_put_first_stands_before_a_text_and_is_not_scored(hub):
 
 MODELS = {
     "softmax": {},
-    "a window and a forget gate": dict(window="24,none", forget_gate=True),
+    "a window and a forget gate": dict(window="24,none", attention="fox"),
     "learned positions": dict(position="learned"),
     "gated_deltanet": dict(attention="gated_deltanet"),
     "log-linear gla": dict(attention="gla", levels="log_linear"),

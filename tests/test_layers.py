@@ -7,6 +7,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import variants  # noqa: F401
+from mixer import Projection
+from model import GPT, GPTConfig
 from ops import fast, layers
 from ops.layers import Angles, RMSNorm, ShortConv, l2_norm, quarter_turn, rope_frequencies, rotate
 
@@ -106,9 +109,14 @@ def test_a_sink_is_a_headwise_gate_at_the_scores_log_sum_less_its_logit_and_so_a
     sees = torch.ones(40, 40, dtype=torch.bool).tril().triu(1 - window)
     scores = (q @ k.mT / 8**0.5).masked_fill(~sees, -torch.inf)
     gate = (scores.logsumexp(-1) - s).sigmoid()[..., None]  # (B, H, T, 1)
-    expected, weights = gate * (scores.softmax(-1) @ v), layers.manual_attention(q, k, v, sees, None, s)[1]
+    expected = gate * (scores.softmax(-1) @ v)
+    config = GPTConfig(attention="sink_zero", n_head=3, n_embd=24, vocab_size=1)
+    mixer, is_causal = GPT(config).blocks[0].mixer, window == 40
+    p = Projection(*(x.transpose(1, 2) for x in inputs[:3]), sink=inputs[3])
+    o = mixer.attend(*inputs[:3], None if is_causal else sees, is_causal, p)
+    mixer.layer, mixer.config.window = 0, "none" if is_causal else str(window)
+    weights = mixer.explicit_weights(Projection(*(x.transpose(1, 2) for x in exact[:3]), sink=exact[3]))
     assert (weights - gate * scores.softmax(-1)).abs().max() < 1e-15
-    o = layers.attention(*inputs[:3], None if window == 40 else sees, window == 40, inputs[3])
     do = torch.randn(2, 3, 40, 8).to(dtype)
     gradients, exact_gradients = torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, exact, do.double())
     for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
@@ -125,6 +133,10 @@ def test_every_second_derivative_is_refused():
             torch.autograd.grad(function(p).sin().sum(), p, create_graph=True)
 
 
+def written_out(q, k, v, mask):
+    return layers.scores(q, k, mask).softmax(-1) @ layers.for_all_heads(v, q.shape[1])
+
+
 @pytest.mark.parametrize(("T", "heads", "width"), [(20, 2, 6), (100, 2, 24), (600, 3, 32)])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
 def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, dtype, error):
@@ -133,7 +145,7 @@ def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, 
     qkv = [x.requires_grad_() for x in (*(3 * qk).split(heads, dim=1), v)]  # views, as in a model; peaked weights
     exact = [x.detach().double().requires_grad_() for x in qkv]
     sees = torch.ones(T, T, dtype=torch.bool).tril()
-    o, expected = fast.CausalAttention.apply(*qkv), layers.manual_attention(*exact, sees, None)[0]
+    o, expected = fast.CausalAttention.apply(*qkv), written_out(*exact, sees)
     gradients, exact_gradients = torch.autograd.grad(o, qkv, do), torch.autograd.grad(expected, exact, do.double())
     for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
         assert y.dtype == dtype and (y - exact_y).norm() < error * exact_y.norm()

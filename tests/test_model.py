@@ -147,12 +147,14 @@ def test_cosformer_is_the_published_formula():
 
 @pytest.mark.parametrize(
     ("name", "n", "beta_max"),
-    [("deltaproduct", 3, 2), ("deltaproduct", 1, 2), ("gated_deltanet", 1, 2), ("deltanet", 1, 2), ("deltanet", 1, 1)],
+    [("deltaproduct3", 3, 2), ("deltaproduct", 2, 2), ("gated_deltanet", 1, 2), ("deltanet", 1, 2), ("deltanet", 1, 1)],
 )
-def test_the_delta_rule_is_its_definition(name, n, beta_max):
+def test_the_delta_rule_is_its_definition(name, n, beta_max, monkeypatch):
     """Siems et al. 2025: a token decays the state once, writes n values to it, and reads it at its end."""
+    three = type("DeltaProduct3", (variants.DeltaProduct,), {"n": 3})
+    monkeypatch.setitem(MIXERS, "deltaproduct3", three)
     keys = dict(delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=5, short_conv=0, beta_max=beta_max)
-    mixer, x = make_mixer(name, n_householder=n, **keys), random_x()
+    mixer, x = make_mixer(name, **keys), random_x()
     sizes = [12, n * 12, n * 30, n * 6, *[6] * (name != "deltanet")]  # deltanet has no decay
     q, k, v, beta, *dt = (x @ mixer.in_proj.weight.T).split(sizes, dim=-1)
     q, k, v = (F.silu(y).view(2, T, -1, heads, D) for y, heads, D in ((q, 3, 4), (k, 3, 4), (v, 6, 5)))
@@ -250,7 +252,7 @@ KEYS = [  # of every mixer: its parts, and those of others
     dict(gate="native+elementwise"),
     dict(gate="elementwise@value+headwise@key+elementwise@query", short_conv=3, n_groups=2, qk_norm=True),
     dict(gate="shared@value+elementwise@key+elementwise@query", gate_input="static", short_conv=0, n_kv_head=2),
-    dict(gate="elementwise", readout_norm="rms", attention_softcap=2.0, rope_scaling="yarn", rope_factor=2.0),
+    dict(gate="elementwise", readout_norm="rms", rope_scaling="yarn", rope_factor=2.0),
 ]
 
 
@@ -354,9 +356,7 @@ REFUSED = [
     (dict(attention="gla,monarch", block_size=65), "monarch takes at most 64; it runs token by token, since"),
     (dict(attention="deltanet", beta_max=1.5), "beta_max=1.5: must be one of 1.0, 2.0"),
     (dict(attention="softmax,gla", bias=True), "gla has no biases; leave bias out"),
-    (dict(attention_weights="softpick", forget_gate=True), "would count a forgotten key"),
-    (dict(attention_weights="softpick", attention_softcap=2.0), "softcap=2.0: softpick was published without a cap"),
-    (dict(attention_weights="softpick", sink="head"), "softpick needs none"),
+    (dict(attention="sink_head", readout_norm="rms"), "it cancels the sink of sink_head"),
     (dict(readout_norm="denominator"), "its weights are normed already"),
     (dict(levels="log_linear"), "no layer of softmax has a recurrent state"),
 ]

@@ -67,14 +67,14 @@ WITH_SINKS = {  # attention: its config, our keys
     "GptOssAttention": (GptOssConfig(**SIZES), GPT_OSS | OURS),
     "GraniteSWAAttention": (
         GraniteSWAConfig(**SIZES, sliding_window=7, attention_multiplier=D**-0.5),
-        OURS | dict(sink="head", window="7,none"),
+        OURS | dict(attention="sink_head", window="7,none"),
     ),
     "MiMoV2FlashAttention": (  # only the sliding layers have sinks
-        MiMoV2FlashConfig(**SIZES | MIMO, sliding_window=7), OURS | dict(sink="head", window="7", n_layer=1)
+        MiMoV2FlashConfig(**SIZES | MIMO, sliding_window=7), OURS | dict(attention="sink_head", window="7", n_layer=1)
     ),
     "Inkling2SlidingAttention": (
         Inkling2TextConfig(**SIZES | INKLING, sliding_window_size=7),
-        OURS | dict(sink="token", window="7", gate="elementwise", position="none"),
+        OURS | dict(attention="sink_token", window="7", gate="elementwise", position="none"),
     ),
 }  # fmt: skip
 PLACES = {"sinks": "sink.logit", "sink_proj": "sink.proj", "gate_proj": "gates.readout.proj", "o_proj": "out_proj"}

@@ -11,6 +11,7 @@ from small_models import logits_of_pieces, off_its_start, seen_of
 from test_edits import CLOSE
 from test_model import C, D, H, T, in_pieces, make_config, random_x
 
+import variants
 from model import MIXERS, Softmax
 from ops import layers
 from runs.probe import weights_of
@@ -24,27 +25,36 @@ def definition(mixer, x):
         q, k = (layers.rotate(y, 0, mixer.angles) for y in (q, k))
     k, v = (y.repeat_interleave(2, dim=2) for y in (k, v))
     x_ij, i, j = torch.einsum("bihd,bjhd->bhij", q, k) / D**0.5, torch.arange(L)[:, None], torch.arange(L)
-    cap = mixer.config.attention_softcap
-    x_ij = x_ij if cap is None else cap * torch.tanh(x_ij / cap)
+    if isinstance(mixer, variants.SoftCapped):
+        x_ij = mixer.cap * torch.tanh(x_ij / mixer.cap)
     if isinstance(mixer, edits.ALiBi):
         x_ij = x_ij - 4.0 ** -(1 + torch.arange(H)[:, None, None]) * (i - j)
     reach = 7 if type(mixer) in (edits.Window, edits.WindowedALiBi) else T
     x_ij = x_ij.masked_fill((i < j) | (i - j >= reach), -torch.inf)
-    if mixer.config.attention_weights == "softpick":
+    if isinstance(mixer, variants.Softpick):
         sees, eps = x_ij.isfinite(), 1e-8 * x_ij.amax(-1, keepdim=True).clamp(min=0).exp()  # eps as published
         weights = x_ij.expm1().relu() / ((x_ij.expm1().abs() * sees).sum(-1, keepdim=True) + eps)
     else:
         weights = x_ij.exp()
-        if mixer.forget is not None:
+        if isinstance(mixer, variants.FoX):
             f = (x @ mixer.forget.weight.T + mixer.forget.bias).sigmoid().cumprod(1).mT  # (B, H, L)
             weights = weights * f[..., None] / f[..., None, :]
         weights = weights / weights.sum(-1, keepdim=True)
     return weights, torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
 
 
-KEYS = [dict(position="rope"), dict(attention_softcap=2.0, position="rope")]
-KEYS += [dict(attention_weights="softpick"), dict(forget_gate=True)]
-CASES = [*itertools.product((Softmax, edits.WindowedALiBi), KEYS), (edits.Window, {}), (edits.ALiBi, {})]
+class SoftCapped(variants.SoftCapped):
+    cap = 2.0
+
+
+def with_alibi(cls):
+    """The class, with the bias and the window of WindowedALiBi."""
+    return type(f"{cls.__name__}WithALiBi", (edits.WindowedALiBi, cls), {})
+
+
+RIVALS = [SoftCapped, variants.Softpick, variants.FoX]
+CASES = [(cls, dict(position="rope")) for cls in (Softmax, SoftCapped, edits.WindowedALiBi, with_alibi(SoftCapped))]
+CASES += [(cls, {}) for cls in (*RIVALS[1:], *map(with_alibi, RIVALS[1:]), edits.Window, edits.ALiBi)]
 
 
 @torch.no_grad()
@@ -63,18 +73,18 @@ def test_softmax_layers_are_their_definitions_also_where_the_ring_turns(cls, key
 
 def test_softpick_is_finite_at_any_score_and_so_is_its_gradient():
     scores = torch.tensor([[1e4, 9e3, -1e4], [-200.0, -1e4, -torch.inf]]).requires_grad_()
-    weights = layers.softpick(scores)
+    weights = variants.softpick(scores)
     assert weights.tolist() == [[1, 0, 0], [0, 0, 0]]
     assert torch.autograd.grad(weights[:, 0].sum(), scores)[0].isfinite().all()
 
 
 def test_autocast_does_not_round_the_scores():
-    q, k, v = torch.randn(3, 1, 2, T, D, generator=torch.Generator().manual_seed(0)).bfloat16()
+    q, k = torch.randn(2, 1, 2, T, D, generator=torch.Generator().manual_seed(0)).bfloat16()
     sees = torch.ones(T, T, dtype=torch.bool).tril()
-    exact = layers.manual_attention(q.double(), k.double(), v.double(), sees, 2.0)[1]
+    exact = layers.scores(q.double(), k.double(), sees)
     with torch.autocast("cpu", torch.bfloat16):
-        weights = layers.manual_attention(q, k, v, sees, 2.0)[1]
-    torch.testing.assert_close(weights.double(), exact, rtol=1e-5, atol=0)
+        scores = layers.scores(q, k, sees)
+    torch.testing.assert_close(scores.double(), exact, rtol=1e-5, atol=1e-6)
 
 
 @torch.no_grad()

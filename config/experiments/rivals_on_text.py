@@ -20,10 +20,10 @@ arms = {
     "none": {},
     "sigmoid": {"gate": "elementwise"},
     "headwise": {"gate": "headwise"},
-    "sink head": {"sink": "head"},
-    "sink token": {"sink": "token"},
-    "softpick": {"attention_weights": "softpick"},
-    "FoX": {"forget_gate": True, "position": "none"},
+    "sink head": {"attention": "sink_head"},
+    "sink token": {"attention": "sink_token"},
+    "softpick": {"attention": "softpick"},
+    "FoX": {"attention": "fox", "position": "none"},
 }
 seeds_of = {
     "headwise": [71, 72, 73],

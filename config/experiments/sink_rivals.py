@@ -22,11 +22,11 @@ arms = {
     "elementwise": {"gate": "elementwise"},
     "headwise": {"gate": "headwise"},
     "elementwise@value": {"gate": "elementwise@value"},
-    "sink zero": {"sink": "zero"},
-    "sink head": {"sink": "head"},
-    "sink token": {"sink": "token"},
-    "softpick": {"attention_weights": "softpick"},
-    "FoX": {"forget_gate": True},
+    "sink zero": {"attention": "sink_zero"},
+    "sink head": {"attention": "sink_head"},
+    "sink token": {"attention": "sink_token"},
+    "softpick": {"attention": "softpick"},
+    "FoX": {"attention": "fox"},
     "window": {"window": "16"},
 }
 seeds_of = {}

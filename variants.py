@@ -1,0 +1,466 @@
+"""Rivals of softmax attention and of the gate, and mixers beyond those of model.py, each a class.
+
+Nobody has to open this file: import it, and `attention` takes the names of MIXERS at its end.
+
+    import variants
+    model = GPT(GPTConfig(attention="fox", vocab_size=256))
+
+A name may stand in a pattern, as in attention="fox,fox,gla".
+"""
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import model
+from configurator import UserError
+from gate import ZeroLinear
+from keys import GPTConfig
+from mixer import READOUT_NORMS, Mixer, Projection
+from model import KDA, DeltaNet, GatedDeltaNet, Softmax
+from ops import layers
+from ops.fast import Product, at_least_float32
+from ops.layers import FusedLinear, RMSNorm, make_conv
+
+# --------------------------------------------------------------------------------------------------
+# Softmax's rivals
+
+
+class WrittenOut(Softmax):
+    """Softmax attention whose (T, T) weights are made: `weights` says how, of the scores."""
+
+    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
+        """scores (B, H, T, S), -inf where a query does not see a key -> weights of its shape."""
+        raise NotImplementedError
+
+    @property
+    def needs_mask(self) -> bool:
+        return True
+
+    def attend(self, q, k, v, mask, is_causal: bool, p: Projection) -> torch.Tensor:
+        weights = self.weights(layers.scores(q, k, mask), p)
+        return weights.to(v.dtype) @ layers.for_all_heads(v, q.shape[1])
+
+    def explicit_weights(self, p: Projection) -> torch.Tensor:
+        q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
+        i = torch.arange(q.shape[2], device=q.device)
+        mask = self.mask(i, i, self.window or len(i), p, None)
+        return self.weights(layers.scores(q, k, mask), p)
+
+
+class FoX(WrittenOut):
+    """The Forgetting Transformer (Lin et al. 2025): a score gets the sum of log f from behind the
+    key up to the query, with f = sigmoid(W x + b) for each head and token.
+
+    log f is the projection's log_decay. The state has that of as many tokens as keys, in order.
+    """
+
+    def __init__(self, config, gate):
+        super().__init__(config, gate)
+        self.forget = nn.Linear(config.n_embd, config.n_head)
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        log_decay = F.logsigmoid(at_least_float32(self.forget(x)))  # (B, T, H)
+        return super().project(x, state, start)._replace(log_decay=log_decay)
+
+    def mask(self, i, j, reach, p, state) -> torch.Tensor:
+        """What is added to the scores: float (B, H, T, S)."""
+        log_decay = p.log_decay
+        if state is not None:
+            T = log_decay.shape[1]
+            log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
+            state["log_decay"] = log_decay[:, T:].clone()  # a view would keep all of it alive
+        total = log_decay[:, -len(j) :].cumsum(1).transpose(1, 2)  # (B, H, S)
+        # from behind the key up to the query
+        between = total[..., -len(i) :, None] - total[..., None, :]
+        mask = super().mask(i, j, reach, p, None)
+        return between.masked_fill(~mask, -torch.inf) if self.bias is None else between + mask
+
+    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
+        return scores.softmax(-1)
+
+    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
+        decays = {"log_decay": (B, min(self.reach, length), self.n_head)}
+        return decays | super().state_shapes(B, length)
+
+
+class Softpick(WrittenOut):
+    """Weights relu(e^x - 1) / sum |e^x - 1| (Zuhri et al. 2025), which may all be zero."""
+
+    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
+        return softpick(scores)
+
+
+def softpick(scores: torch.Tensor) -> torch.Tensor:
+    """relu(e^x - 1) / sum |e^x - 1| over the last axis, where a score x of -inf counts as 0.
+
+    Above and below are multiplied by e^-m, so that nothing overflows; m is the largest score, or 0.
+    """
+    m = scores.detach().amax(-1, keepdim=True).clamp(min=0)
+    y = ((scores - m).exp() - (-m).exp()).masked_fill(scores == -torch.inf, 0.0)
+    return y.relu() / (y.abs().sum(-1, keepdim=True) + 1e-8)
+
+
+class SoftCapped(WrittenOut):
+    """Scores become c tanh(score / c), with c = 50, as in Gemma 2; a subclass may have another."""
+
+    cap = 50.0
+
+    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
+        capped = self.cap * torch.tanh(scores / self.cap)
+        return capped.masked_fill(scores == -torch.inf, -torch.inf).softmax(-1)
+
+
+class ZeroSink(Softmax):
+    """Softmax "off by one" (Miller 2023): a logit of 0 beside the scores, with a value of zero.
+
+    Subclasses have another logit, `sink_logit`. The weights of the keys then sum to
+    sigmoid(log_sum - logit), where log_sum is the logarithm of the sum of the scores'
+    exponentials: a headwise gate.
+    """
+
+    @classmethod
+    def check(cls, name: str, config: GPTConfig) -> None:
+        super().check(name, config)
+        norm = cls.norm_of(config)
+        if norm in READOUT_NORMS:
+            raise UserError(
+                f"readout_norm={norm!r}: it cancels the sink of {name}, which is one factor a head"
+            )
+
+    def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, T, C) -> the sink's logit for each query (B, H, T)."""
+        return x.new_zeros(len(x), self.n_head, x.shape[1])
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        return super().project(x, state, start)._replace(sink=self.sink_logit(x))
+
+    def attend(self, q, k, v, mask, is_causal: bool, p: Projection) -> torch.Tensor:
+        D, scale = q.shape[-1], q.shape[-1] ** -0.5
+        q, k, v, mask = with_sink(q, k, v, mask, is_causal, p.sink / scale)
+        o = layers.attention(q, k, v, mask, is_causal, scale)
+        return o[:, :, int(is_causal) :, :D]
+
+    def explicit_weights(self, p: Projection) -> torch.Tensor:
+        """Those of the keys, without the sink's."""
+        q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
+        i = torch.arange(q.shape[2], device=q.device)
+        scores = layers.scores(q, k, self.mask(i, i, self.window or len(i), p, None))
+        scores = torch.cat([scores, p.sink[..., None].to(scores.dtype)], dim=-1)
+        return scores.softmax(-1)[..., :-1]
+
+
+class HeadSink(ZeroSink):
+    """A trained logit for each head, as in gpt-oss (2025)."""
+
+    def __init__(self, config, gate):
+        super().__init__(config, gate)
+        self.sink = SinkLogit(config.n_head)
+
+    def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
+        return self.sink.logit.expand(*x.shape[:2], -1).mT
+
+
+class SinkLogit(nn.Module):
+    def __init__(self, n_head):
+        super().__init__()
+        self.logit = nn.Parameter(torch.empty(n_head))
+
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        start.normal_(0.0, 0.02, generator=generator)  # as in gpt-oss
+
+
+class TokenSink(ZeroSink):
+    """W x of the query's token, as in Inkling 2."""
+
+    def __init__(self, config, gate):
+        super().__init__(config, gate)
+        self.sink = nn.ModuleDict({"proj": nn.Linear(config.n_embd, config.n_head, bias=False)})
+
+    def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
+        return self.sink["proj"](x).mT
+
+
+def with_sink(q, k, v, mask, is_causal: bool, score: torch.Tensor) -> tuple:
+    """q, k, v and mask with a first key whose value is zero; score (B, H, T): its product with each
+    query.
+
+    Append a channel: the sink's score in q, 1 in the sink's key, 0 elsewhere; kernels want v as
+    wide. Where is_causal, a first query of zeros, whose output is to be dropped, keeps every query
+    level with its own key.
+    """
+    q = torch.cat([q, score[..., None].to(q.dtype)], dim=-1)
+    k, v = (F.pad(x, (0, 1, 1, 0)) for x in (k, v))
+    k[:, :, 0, -1] = 1.0
+    if is_causal:
+        q = F.pad(q, (0, 0, 1, 0))
+    if mask is not None:
+        mask = F.pad(mask, (1, 0), value=mask.dtype == torch.bool)  # true, or 0.0
+    return q, k, v, mask
+
+
+# --------------------------------------------------------------------------------------------------
+# The delta rule's
+
+
+class GatedDeltaNet2(KDA):
+    """Gated DeltaNet-2 (NVIDIA 2026, "Decoupling Erase and Write in Linear Attention"): KDA with a
+    beta for each channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t
+    S_{t-1} + k_t (w_t * v_t)^T."""
+
+    def __init__(self, config, gate):
+        Hk, H, Dk, Dv = config.delta_sizes
+        super().__init__(config, gate, betas=[Hk * Dk, H * Dv])
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        p = super().project(x, state, start)
+        erase, write = p.beta.split([p.k[0, 0].numel(), p.v[0, 0].numel()], dim=-1)
+        # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
+        erase, write = erase.view_as(p.k), write.view_as(p.v)
+        v = (write / self.config.beta_max * p.v).to(p.v.dtype)
+        return p._replace(v=v, beta=torch.ones_like(p.beta[..., : self.n_head]), erase=erase * p.k)
+
+
+class DeltaProduct(GatedDeltaNet):
+    """Gated DeltaProduct (Siems et al. 2025): Gated DeltaNet with n = 2 steps of the delta rule a
+    token.
+
+    A token is n sub-tokens, each with a k, v and beta of its own. It decays the state at the first
+    and reads it at the last, so that the recurrence is that of a text n times as long. n = 1 is
+    Gated DeltaNet. fla's layer has beta_max=2. A subclass may have another n.
+    """
+
+    n = 2
+    linear_in = DeltaNet.linear_in  # explicit_weights are not (T, T): a token has n values
+
+    def __init__(self, config, gate):
+        super().__init__(config, gate, n=self.n)
+        self.sub_tokens = self.n
+        self.flops_per_entry *= self.n
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        p, n = super().project(x, state, start), self.sub_tokens
+        # (B, n T, heads, ...)
+        k, v, beta = (y.unflatten(2, (n, -1)).flatten(1, 2) for y in (p.k, p.v, p.beta))
+        # zeros before the last sub-token
+        q = F.pad(p.q[:, :, None], (0, 0, 0, 0, n - 1, 0)).flatten(1, 2)
+        # zeros behind the first
+        log_decay = F.pad(p.log_decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)
+        return Projection(q, k, v, log_decay, beta)
+
+    def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """A gate on q, k or v is the same for all sub-tokens of a token."""
+        if position in self.gates and position in ("query", "key", "value"):
+            x = x.repeat_interleave(self.sub_tokens, dim=1)
+        return super().gated(position, y, x)
+
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+        # (B, T, H, Dv)
+        return super().read(p, state, start)[:, self.sub_tokens - 1 :: self.sub_tokens]
+
+
+# --------------------------------------------------------------------------------------------------
+# State space models
+
+
+class Mamba3(Mixer):
+    """Mamba-3 (Lahoti et al. 2026) in its SISO form: a share r of a token is written at once, the
+    rest with the next.
+
+        S_t = a_t (S_{t-1} + (1 - r_t) dt_t k_{t-1} v_{t-1}^T) + r_t dt_t k_t v_t^T,    a_t = exp(-A_t dt_t)
+
+    All heads share k and q (B and C there), but for a bias and how far pairs are turned: the sum of
+    pi tanh(.) dt. The recurrence runs a token late, when both factors of k v^T are known, and
+    `read` adds the token's own share.
+    """
+
+    native_gate = ("silu", "after norm")
+    linear_in = ("value",)  # the term D x has neither q nor k
+
+    def __init__(self, config, gate):
+        H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
+        super().__init__(config, gate, query=(H, N), key=(H, N), value=(H, D))
+        self.parts = (H * D + 2 * N, H, H, H, N // 4)  # v k q, dt, A, r, angle
+        self.in_proj = FusedLinear(config.n_embd, (H * D, N, N, *self.parts[1:]))
+        self.conv = make_conv(config, self.parts[0])
+        self.kq_norm = RMSNorm(2 * N, eps=config.norm_eps)
+        self.kq_norm.groups = 2
+        self.kq_bias, self.dt_bias, self.D = (
+            nn.Parameter(torch.empty(n)) for n in (2 * H * N, H, H)
+        )
+
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        if name == "kq_bias":
+            start.fill_(1.0)
+        else:
+            super().init_parameter(name, start, generator)
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        N, n = self.key_width, self.parts[-1]
+        vkq, *rates = self.in_proj(x).split(self.parts, dim=-1)
+        v, kq = self.conv(vkq, state).split([self.parts[0] - 2 * N, 2 * N], dim=-1)
+        dt, A, share, angle = (at_least_float32(y) for y in rates)
+        # (B, T, H)
+        v, dt, share = (
+            v.unflatten(-1, (self.n_head, -1)),
+            F.softplus(dt + self.dt_bias),
+            share.sigmoid(),
+        )
+        angle = (dt[..., None] * math.pi * angle.tanh()[:, :, None]).cumsum(1)  # (B, T, H, n)
+        if state is not None:
+            angle = angle + state["angle"][:, None]
+            state["angle"] = angle[:, -1].remainder(2 * math.pi)
+        kq = self.kq_norm(at_least_float32(kq)).unflatten(-1, (2, 1, N)) + self.kq_bias.view(
+            2, -1, N
+        )
+        pairs, kept = kq.split([2 * n, N - 2 * n], dim=-1)  # (B, T, 2, H, ...)
+        (a, b), cos, sin = (
+            pairs.unflatten(-1, (n, 2)).unbind(-1),
+            angle.cos()[:, :, None],
+            angle.sin()[:, :, None],
+        )
+        pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+        k, q = torch.cat([pairs, kept], dim=-1).to(v.dtype).unbind(2)
+        # (B, T, H, 2), in the place of beta
+        factors = torch.stack([share * dt, (1 - share) * dt], dim=-1)
+        return Projection(
+            q, k, v, -F.softplus(A).clamp(min=1e-4) * dt, factors, skip=self.D[:, None] * v
+        )
+
+    def late(self, p: Projection, state: dict | None) -> tuple[Projection, torch.Tensor]:
+        """What the recurrence computes, with k and v of the token before; the weight of a token's
+        own v (B, T, H)."""
+        (own, rest), before = p.beta.unbind(-1), {}
+        for name, y in (("k", p.k), ("v", p.v), ("own", own)):
+            last = torch.zeros_like(y[:, 0]) if state is None else state[name].to(y.dtype)
+            before[name] = torch.cat([last[:, None], y[:, :-1]], dim=1)
+            if state is not None:
+                state[name] = y[:, -1].clone()  # a view would keep the whole prefill alive
+        k = (p.log_decay.exp() * (before["own"] + rest))[..., None] * before["k"]
+        return p._replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(
+            -1
+        )
+
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+        late, own = self.late(p, state)
+        return super().read(late, state, start) + own[..., None] * p.v
+
+    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
+        widths = dict(k=(self.key_width,), v=(self.value_width,), own=(), angle=(self.parts[-1],))
+        return super().state_shapes(B, length) | {
+            name: (B, self.n_head, *width) for name, width in widths.items()
+        }
+
+    def explicit_weights(self, p: Projection) -> torch.Tensor:
+        late, own = self.late(p, None)
+        return (
+            F.pad(super().explicit_weights(late)[..., 1:], (0, 1))
+            + own.transpose(1, 2).diag_embed()
+        )
+
+
+class Monarch(Mixer):
+    """S_t = P^T L(x_t) P R(x_t) S_{t-1} + k_t v_t^T and o_t = q_t^T S_t: a transition that mixes
+    the n = 64 rows of S.
+
+    L and R are block diagonal: sqrt(n) = 8 orthogonal blocks of 8 x 8, the Cayley transforms (I +
+    A)^-1 (I - A) of skew-symmetric A, which are parameters; of x_t is only one sigmoid for each
+    block, a factor on it. P transposes the rows as an 8 x 8 table (Dao et al. 2022, "Monarch").
+    Products of such matrices are not of that form, so there is no cheap chunked form: it runs token
+    by token, and block_size may not be above 64.
+
+    The proposal, which is unpublished, has one h_t = P^T L P R h_{t-1} + B x_t. Ours: heads, with
+    blocks of their own; head_dim columns h side by side in S, with B x = k v^T; the readout by q,
+    and its norm; and the start at blocks near the identity and gates of sigmoid(4), which leave a
+    tenth of S after 64 tokens.
+    """
+
+    published_norm = "rms"
+    linear_in = ("query", "key", "value")
+    longest = 64
+    m = 8  # sqrt(n)
+    flops_per_entry = 4 * m + 6  # of S: two products with blocks, their sigmoids, written and read
+
+    @classmethod
+    def check(cls, name: str, config: GPTConfig) -> None:
+        super().check(name, config)
+        if config.block_size > cls.longest:
+            why = "it runs token by token, since products of its transitions have no cheap chunked form"
+            raise UserError(
+                f"block_size={config.block_size}: {name} takes at most {cls.longest}; {why}"
+            )
+
+    def __init__(self, config, gate):
+        H, D, m = config.n_head, config.head_dim, self.m
+        super().__init__(config, gate, query=(H, m * m), key=(H, m * m), value=(H, D))
+        self.split = (H * m * m, H * m * m, H * D)
+        self.qkv = FusedLinear(config.n_embd, self.split)
+        self.conv = make_conv(config, sum(self.split))
+        self.block_gates = ZeroLinear(config.n_embd, H * 2 * m, bias_start=4.0)
+        # flat: a 1-D parameter gets no weight decay
+        self.skew = nn.Parameter(torch.empty(2 * H * m**3))
+
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        start.normal_(0.0, 0.02, generator=generator)
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
+        q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, n or D)
+        # (B, T, H, 2m): L's, R's
+        logits = at_least_float32(self.block_gates(x)).unflatten(-1, (self.n_head, -1))
+        return Projection(q * self.key_width**-0.5, k, v, F.logsigmoid(logits))
+
+    def blocks(self) -> torch.Tensor:
+        """The blocks of L and of R: (2, H, m, m, m)."""
+        A = at_least_float32(self.skew).view(2, self.n_head, self.m, self.m, self.m)
+        A, one = A - A.mT, torch.eye(self.m, dtype=A.dtype, device=A.device)
+        return torch.linalg.solve_ex(one + A, one - A)[0]  # solve would wait for a GPU
+
+    def turned(
+        self, p: Projection, v: torch.Tensor, S: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The readout (B, T, H, D) of v (B, T, H, D) from the state S (B, H, n, D) on, and the
+        state behind it."""
+        q, k, v, S = (
+            at_least_float32(y) for y in (p.q[..., None, :], p.k[..., None], v[..., None, :], S)
+        )
+        # (B, T, H, 2, m, 1, 1)
+        gates, outputs = p.log_decay.exp().unflatten(-1, (2, self.m, 1, 1)), []
+        with torch.autocast(v.device.type, enabled=False):
+            L, R = self.blocks()
+            for q_t, k_t, v_t, gate in zip(*(y.unbind(1) for y in (q, k, v, gates)), strict=True):
+                S = S.unflatten(2, (self.m, self.m))  # (B, H, m, m, D)
+                S = (gate[:, :, 1] * Product.apply(R, S)).transpose(2, 3)
+                S = (gate[:, :, 0] * Product.apply(L, S)).transpose(2, 3)
+                S = S.flatten(2, 3) + k_t * v_t
+                outputs.append(Product.apply(q_t, S))  # (B, H, 1, D)
+        return torch.cat(outputs, dim=2).transpose(1, 2), S
+
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+        state = self.init_state(len(p.v), p.v.device, p.v.dtype) if state is None else state
+        o, state["S"] = self.turned(p, p.v, state["S"])
+        return o
+
+    def explicit_weights(self, p: Projection) -> torch.Tensor:
+        B, T, H = p.v.shape[:3]
+        # v of each token
+        one_hot = torch.eye(T, device=p.v.device, dtype=p.v.dtype)[:, None].expand(B, -1, H, -1)
+        return self.turned(p, one_hot, one_hot.new_zeros(B, H, self.key_width, T))[0].transpose(
+            1, 2
+        )
+
+
+model.MIXERS |= {
+    "fox": FoX,
+    "softpick": Softpick,
+    "softcap": SoftCapped,
+    "sink_zero": ZeroSink,
+    "sink_head": HeadSink,
+    "sink_token": TokenSink,
+    "gated_deltanet2": GatedDeltaNet2,
+    "deltaproduct": DeltaProduct,
+    "mamba3": Mamba3,
+    "monarch": Monarch,
+}
