@@ -558,7 +558,9 @@ class GPT(nn.Module):
                 start.normal_(0.0, 1.0 if is_pytorch else 0.02 * depth**-0.5, generator=generator)
             else:
                 kind = type(module).__name__
-                raise UserError(f"{full_name}: no rule for its start; give {kind} an init_parameter")
+                raise UserError(
+                    f"{full_name}: no rule for its start; give {kind} an init_parameter"
+                )
             if isinstance(module, ResidualLinear):
                 start = start * module.start_scale
             p.copy_(start)

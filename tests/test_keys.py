@@ -37,7 +37,7 @@ OTHER = dict(
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
-    *(dict(attention=name, gate="native") for name in MIXERS),
+    *(dict(attention=name, gate="native") for name in MIXERS if not name.startswith("sink_")),  # which refuse norms
     *(dict(attention=name) for name in ("softmax", "gla", "mamba2")),
     *(dict(attention=name, gate="elementwise") for name in ("softmax", "gated_deltanet")),
     *(dict(gate="elementwise@value", position=position) for position in ("none", "learned")),

@@ -16,8 +16,10 @@ from test_recurrence import definition
 
 import gate
 import model as model_file
+import variants
 from configurator import UserError
-from gate import GATE_ACTIVATIONS, parse_gate
+from gate import GATE_ACTIVATIONS
+from keys import GRANULARITIES, parse_gate
 from mixer import DENOMINATOR_MIN
 from model import GLA, GPT, MIXERS, MLP, MLPS, GPTConfig
 from runs.probe import weights_of
@@ -72,7 +74,7 @@ def like(mixer, source):
 
 
 @every_mixer
-@pytest.mark.parametrize("granularity", gate.GRANULARITIES)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_a_gate_and_a_branch_scale_are_factors_on_what_the_output_projection_gets(name, granularity):
     ungated, x, seen = make_mixer(name), random_x(), []
     gated = like(make_mixer(name, granularity, gate_activation="silu", branch_scale=0.3), ungated)

@@ -108,7 +108,8 @@ def by_definition(mixer, x, stream, b, h, i):
     "keys",
     [dict(attention=name, gate="elementwise+headwise@value") for name in MIXERS if MIXERS[name].explicit_weights]
     + [
-        dict(gate="elementwise@output"), dict(gate="elementwise", attention="sink_token"), dict(gate="headwise", n_kv_head=1),
+        dict(gate="elementwise@output"), dict(gate="elementwise", attention="sink_token"),
+        dict(gate="headwise", n_kv_head=1),
         dict(gate="elementwise", readout_norm="rms", norm_first=False),
         dict(gate="headwise", readout_norm="rms", readout_activation="silu", branch_scale=0.3),
         dict(attention="mamba2", gate="native+elementwise"), dict(attention="gla", gate="native"),

@@ -10,7 +10,8 @@ import torch
 from conftest import ROOT
 
 import configurator
-from gate import GATE_ACTIVATIONS, GRANULARITIES, POSITIONS
+from gate import GATE_ACTIVATIONS, POSITIONS
+from keys import GRANULARITIES
 from model import GPT, MIXERS, GPTConfig
 from train import TrainConfig
 

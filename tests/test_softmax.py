@@ -1,6 +1,5 @@
 """Softmax layers against their definitions, in float64; what torch's kernel gets of them."""
 
-import itertools
 from types import SimpleNamespace
 
 import edits
