@@ -1,7 +1,7 @@
 """What all mixers share: gates, the recurrence, the readout's norm, the output projection, the
 state of decoding.
 
-A mixer is a subclass of `Mixer` (model.py, mixers.py), which declares what was published and makes
+A mixer is a subclass of `Mixer` (model.py, variants.py), which declares what was published and makes
 q, k and v of x.
 """
 

@@ -4,7 +4,7 @@
     logits = model(idx)                         # (B, T) ids -> (B, T, vocab_size)
     loss = model(idx, targets)                  # nats, mean over the labels that are not -100
 
-The file stands in reading order: the mixers, the GPT. More mixers are in mixers.py, what all share
+The file stands in reading order: the mixers, the GPT. More mixers are in variants.py, what all share
 in mixer.py, the gate in gate.py, the keys in keys.py. A new mixer is one class, whose `project`
 computes q, k and v from x, and one line in MIXERS.
 """

@@ -31,23 +31,26 @@ from ops.layers import FusedLinear, RMSNorm, make_conv
 class WrittenOut(Softmax):
     """Softmax attention whose (T, T) weights are made: `weights` says how, of the scores."""
 
-    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
-        """scores (B, H, T, S), -inf where a query does not see a key -> weights of its shape."""
-        raise NotImplementedError
+    def scores(self, q, k, mask) -> torch.Tensor:
+        """q (B, H, T, D), k (B, Hk, S, D) -> (B, H, T, S), -inf where a query does not see a key."""
+        return layers.scores(q, k, mask)
+
+    def weights(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores.softmax(-1)
 
     @property
     def needs_mask(self) -> bool:
         return True
 
     def attend(self, q, k, v, mask, is_causal: bool, p: Projection) -> torch.Tensor:
-        weights = self.weights(layers.scores(q, k, mask), p)
+        weights = self.weights(self.scores(q, k, mask))
         return weights.to(v.dtype) @ layers.for_all_heads(v, q.shape[1])
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
         i = torch.arange(q.shape[2], device=q.device)
         mask = self.mask(i, i, self.window or len(i), p, None)
-        return self.weights(layers.scores(q, k, mask), p)
+        return self.weights(self.scores(q, k, mask))
 
 
 class FoX(WrittenOut):
@@ -78,9 +81,6 @@ class FoX(WrittenOut):
         mask = super().mask(i, j, reach, p, None)
         return between.masked_fill(~mask, -torch.inf) if self.bias is None else between + mask
 
-    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
-        return scores.softmax(-1)
-
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
         decays = {"log_decay": (B, min(self.reach, length), self.n_head)}
         return decays | super().state_shapes(B, length)
@@ -89,7 +89,7 @@ class FoX(WrittenOut):
 class Softpick(WrittenOut):
     """Weights relu(e^x - 1) / sum |e^x - 1| (Zuhri et al. 2025), which may all be zero."""
 
-    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
+    def weights(self, scores: torch.Tensor) -> torch.Tensor:
         return softpick(scores)
 
 
@@ -108,9 +108,9 @@ class SoftCapped(WrittenOut):
 
     cap = 50.0
 
-    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
-        capped = self.cap * torch.tanh(scores / self.cap)
-        return capped.masked_fill(scores == -torch.inf, -torch.inf).softmax(-1)
+    def scores(self, q, k, mask) -> torch.Tensor:
+        scores = layers.scores(q, k, None)
+        return layers.masked(self.cap * torch.tanh(scores / self.cap), mask)
 
 
 class ZeroSink(Softmax):

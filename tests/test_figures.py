@@ -101,7 +101,7 @@ def test_every_panel_has_a_place_on_the_page_and_maps_are_the_largest():
 def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order():
     kinds = itertools.product(
         ("softmax", "gla"),
-        ({}, {"gate": "elementwise"}, {"branch_scale": 0.5}, {"attention": "fox"}),
+        ({}, {"gate": "elementwise"}, {"branch_scale": 0.5}, {"gate": "headwise"}),
         ({}, {"max_iters": 9}),
     )
     rows = [{"arm": str(n), "config": {"attention": mixer, "seed": n} | gate | short}
@@ -109,6 +109,9 @@ def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order(
     wanted = {str(n): str(n - n % 8 + n % 2) for n in range(16) if n % 8 > 1}
     for every in (rows, rows[::-1]):
         assert report.plain_arms(every) == wanted
+    rivals = [{"arm": arm, "config": {"attention": arm}} for arm in ("softmax", "fox", "gla")]
+    old = {"arm": "old", "config": {"forget_gate": True}}  # a row of before variants were classes
+    assert report.plain_arms([*rivals, old]) == {"fox": "softmax", "old": "softmax"}
 
 
 def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_keys(drawn, tmp_path):

@@ -19,9 +19,9 @@ import model as model_file
 import variants
 from configurator import UserError
 from gate import GATE_ACTIVATIONS
-from keys import GRANULARITIES, parse_gate
+from keys import GRANULARITIES, parse_gate, renamed
 from mixer import DENOMINATOR_MIN
-from model import GLA, GPT, MIXERS, MLP, MLPS, GPTConfig
+from model import GLA, GPT, MIXERS, MLP, MLPS, GPTConfig, Softmax
 from runs.probe import weights_of
 from runs.recorder import Seen
 
@@ -262,6 +262,8 @@ KEYS = [  # of every mixer: its parts, and those of others
 @pytest.mark.parametrize("keys", KEYS)
 def test_what_reaches_the_recurrence_has_autocasts_dtype_and_decay_and_beta_are_float32(name, keys):
     """float32 would make the kernels slower; cosFormer's cosines, and what the recurrence sums, come later."""
+    if name.startswith("sink_"):
+        keys = keys | {"readout_norm": "published"}  # a norm would cancel the sink
     mixer = off_its_start(make_config(attention=name, **keys), torch.float32).blocks[0].mixer
     for project in (lambda x: mixer.project(x, None, 0), mixer.gated_projection):
         with torch.autocast("cpu", torch.bfloat16):
@@ -430,12 +432,43 @@ def test_flops_are_the_count_by_hand(name, position):
     model = GPT(make_config(attention=attention, levels=levels or "none", position=position, n_layer=1))
     parameters = model.n_params() - (T * C if position == "learned" else 0)  # a position's row is looked up
     for context in (T, 10 * T):
-        expected = 2 * parameters + MIXING[name](context)
+        count = MIXING["softmax" if issubclass(MIXERS[attention], Softmax) else name]
+        expected = 2 * parameters + count(context)
         assert model.flops_per_token(context) == pytest.approx(expected, rel=1e-12, abs=0)
     assert model.flops_per_token() == model.flops_per_token(T)
 
 
 # -- loss and dropout --------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_sum_of_the_losses_of_the_tokens_and_may_be_replaced_in_three_lines(monkeypatch):
+    model = off_its_start(make_config(logit_softcap=3.0))
+    targets = IDX.roll(-1, 1).masked_fill(torch.rand(3, T) < 0.3, -100)
+    each = model_file.token_losses(model(IDX), targets)
+    assert each.shape == targets.shape and (each[targets == -100] == 0).all()
+    x, _ = model.features(IDX)
+    torch.testing.assert_close(model.loss(x, targets), each.sum(), rtol=1e-6, atol=0, check_dtype=False)
+
+    def loss(self, x, targets):
+        logits = self.logits(x)
+        z = logits[targets != -100].logsumexp(-1)
+        return model_file.token_losses(logits, targets).sum() + 0.5 * z.square().sum()
+
+    monkeypatch.setattr(GPT, "loss", loss)
+    z = model(IDX)[targets != -100].logsumexp(-1)
+    total = each.sum() + 0.5 * z.square().sum()
+    torch.testing.assert_close(model(IDX, targets, reduction="sum"), total, rtol=1e-6, atol=0, check_dtype=False)
+
+
+def test_keys_of_an_older_version_are_the_classes_of_now_or_are_refused_with_the_commit_that_had_them():
+    old = dict(n_layer=2, sink="none", attention_weights="softmax", forget_gate=False, attention_softcap=None)
+    assert renamed(old | {"n_householder": 2}) == {"n_layer": 2}
+    assert renamed(old | {"sink": "head", "attention": "softmax, gla"})["attention"] == "sink_head,gla"
+    for key, name in (("fox", {"forget_gate": True}), ("softpick", {"attention_weights": "softpick"})):
+        assert renamed(old | name)["attention"] == key
+    for wrong in ({"forget_gate": True, "sink": "zero"}, {"attention_softcap": 3.0}, {"n_householder": 3}):
+        with pytest.raises(UserError, match="no mixer of this version; commit 27a232e is the last that has it"):
+            renamed(old | wrong)
 
 
 @every_mixer

@@ -11,7 +11,7 @@ import torch
 from small_models import off_its_start, seen_of
 
 from gate import GATE_ACTIVATIONS, Gate
-from model import MIXERS, GPTConfig
+from model import MIXERS, GPTConfig, Softmax
 from ops import kernels
 from runs import probe
 from study import interventions
@@ -202,7 +202,11 @@ def test_every_mixer_has_every_meter(name):
     assert json.loads(json.dumps(layers, allow_nan=False)) == layers
     assert len(probe.layer_meters(model, TOKENS[:, :1], {}, "float32")) == 2  # rows of one token
     assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
-    kind = {"softmax": "weights", "cosformer": "share"}.get(name, "proxy" if MIXERS[name].explicit_weights else "none")
+    kind = "proxy" if MIXERS[name].explicit_weights else "none"
+    if issubclass(MIXERS[name], Softmax):
+        kind = "weights"
+    elif name == "cosformer":
+        kind = "share"
     assert all(layer["sink"]["kind"] == kind for layer in layers)
 
 

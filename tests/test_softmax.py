@@ -28,7 +28,7 @@ def definition(mixer, x):
         x_ij = mixer.cap * torch.tanh(x_ij / mixer.cap)
     if isinstance(mixer, edits.ALiBi):
         x_ij = x_ij - 4.0 ** -(1 + torch.arange(H)[:, None, None]) * (i - j)
-    reach = 7 if type(mixer) in (edits.Window, edits.WindowedALiBi) else T
+    reach = 7 if isinstance(mixer, edits.Window | edits.WindowedALiBi) else T
     x_ij = x_ij.masked_fill((i < j) | (i - j >= reach), -torch.inf)
     if isinstance(mixer, variants.Softpick):
         sees, eps = x_ij.isfinite(), 1e-8 * x_ij.amax(-1, keepdim=True).clamp(min=0).exp()  # eps as published

@@ -301,7 +301,7 @@ def test_the_code_of_a_run_is_every_file_that_its_process_has_imported(keys, tmp
     ours = [path.relative_to(outdir.ROOT) for path in paths if path.is_relative_to(outdir.ROOT)]
     loaded = {str(path) for path in ours if path.parts[0] not in (".venv", "tests")}
     hashed = set(outdir.code_sha256()[1])
-    assert {"model.py", "mixers.py", "data/shards.py", "runs/probe.py"} < loaded <= hashed
+    assert {"model.py", "variants.py", "data/shards.py", "runs/probe.py"} < loaded <= hashed
 
 
 IMPORTS = {  # a file of a project: the files under its folder that it imports
