@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError, show
-from data.shards import MAX_VOCAB
+from data.meta import MAX_VOCAB
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT

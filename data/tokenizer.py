@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from configurator import UserError
-from data.shards import dtype_of
+from data.meta import dtype_of
 from runs.files import one_line, read_regular
 
 END_OF_TEXT = 50256  # of gpt2

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from configurator import UserError, key
-from data.shards import FORMAT, SHARD_NAME, dtype_of, files_of, read_meta
+from data.meta import FILE_NAME, FORMAT, dtype_of, files_of, read_meta
 from data.tokenizer import TOKENIZER_FILE
 from runs import files
 from runs.files import DATA, read_json
@@ -72,7 +72,7 @@ def names_of_old(folder: Path) -> list[str]:
 
 def names_of_shards(folder: Path) -> list[str]:
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    return sorted(name for name in names if SHARD_NAME.fullmatch(name))
+    return sorted(name for name in names if FILE_NAME.fullmatch(name))
 
 
 def check_files(folder: Path, overwrite: bool) -> None:

@@ -25,7 +25,8 @@ import torch
 
 import configurator
 from configurator import UserError, show
-from data.shards import MAX_VOCAB, Dataset, open_dataset
+from data.meta import MAX_VOCAB
+from data.shards import Dataset, open_dataset
 from model import GPT, GPTConfig
 from runs import sharded
 from runs.files import (

@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
+from data.meta import UINT16_VOCAB
 from data.pystdlib.prepare import read_sources
-from data.shards import UINT16_VOCAB
 from data.text.prepare import read_text
 from data.writing import Output, claim, report, write_examples
 

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
-from data.shards import dtype_of
+from data.meta import dtype_of
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, encode, report, write_stream
 from runs.files import NEW, one_line

@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
-from data.shards import UINT16_VOCAB
+from data.meta import UINT16_VOCAB
 from data.writing import Output, claim, report, write_examples
 from runs.rules import show
 
