@@ -44,7 +44,7 @@ def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, d
     files.claim(out_dir, "data set", config.overwrite or is_scripts)
     keys, others = (
         dataclasses.asdict(config),
-        ("from_dir", "from_file", "out_dir", "overwrite", "processes"),
+        ("from_dir", "from_file", "out_dir", "overwrite", "threads"),
     )
     parameters = {name: value for name, value in keys.items() if name not in others} | more
     about = dict(
