@@ -28,12 +28,12 @@ def rows(task: str, length: int, key: str, first: int, n: int) -> tuple[np.ndarr
 
 def random_bits(task: str, length: int, key: str, first: int, n: int) -> np.ndarray:
     """(n, length): the 32 random bits of each token of these rows."""
-    counters = -(-length // 4)
-    philox_key = int.from_bytes(
-        hashlib.sha256(f"{task} {length} {key}".encode()).digest()[:16], "little"
-    )
-    bits = np.random.Philox(key=philox_key, counter=first * counters).random_raw(4 * counters * n)
-    return (bits >> np.uint64(32)).reshape(n, 4 * counters)[:, :length]
+    counters = -(-length // 4)  # of a row: length / 4, rounded up
+    digest = hashlib.sha256(f"{task} {length} {key}".encode()).digest()
+    philox_key = int.from_bytes(digest[:16], "little")
+    philox = np.random.Philox(key=philox_key, counter=first * counters)
+    bits = philox.random_raw(4 * counters * n) >> np.uint64(32)
+    return bits.reshape(n, 4 * counters)[:, :length]
 
 
 def below(bits: np.ndarray, k: int) -> np.ndarray:
@@ -50,11 +50,14 @@ def parity(bits):
 def arithmetic(bits):
     """Digits at even positions and operators between them; the state, at digits, is the value so
     far, modulo 5."""
-    digits, operators = below(bits[:, ::2], 5), below(bits[:, 1::2], 3)
-    tokens, labels = np.zeros((2, *bits.shape), np.int64)
-    tokens[:, ::2], tokens[:, 1::2] = 1 + digits, 6 + operators
-    # of the terms that have ended, and of the last one
-    total, term = np.zeros_like(digits[:, 0]), digits[:, 0]
+    digits = below(bits[:, ::2], 5)
+    operators = below(bits[:, 1::2], 3)
+    tokens = np.zeros(bits.shape, np.int64)
+    tokens[:, ::2] = 1 + digits
+    tokens[:, 1::2] = 6 + operators
+    labels = np.zeros(bits.shape, np.int64)
+    total = np.zeros_like(digits[:, 0])  # of the terms that have ended
+    term = digits[:, 0]  # the value of the last term so far
     for i, digit in enumerate(digits.T):
         if i > 0:
             operator = operators[:, i - 1]
@@ -128,12 +131,13 @@ def sources_of(bits: np.ndarray) -> np.ndarray:
 def induction(bits):
     """Strings of a chain with a fixed table of pairs, and repeats of them. Labels are the next
     tokens, 0 at the end."""
-    flat = (
-        np.minimum(np.cumsum(bigram_table(), axis=1), 1.0) + np.arange(INDUCTION_IDS)[:, None]
-    ).ravel()
+    # the cumulated probabilities of all ids in one sorted array, those of id i between i and i + 1
+    cumulated = np.minimum(np.cumsum(bigram_table(), axis=1), 1.0)
+    flat = (cumulated + np.arange(INDUCTION_IDS)[:, None]).ravel()
     # the upper 20 of 32 bits; the lower 12 are those of sources_of
     chances = (bits >> np.uint64(12)) / 2.0**20
-    sources, rows = sources_of(bits), np.arange(len(bits))
+    sources = sources_of(bits)
+    rows = np.arange(len(bits))
     tokens = np.zeros(bits.shape, np.int64)
     tokens[:, 0] = below(bits[:, 0], INDUCTION_IDS)
     for t in range(1, bits.shape[1]):
