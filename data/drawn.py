@@ -41,6 +41,19 @@ def below(bits: np.ndarray, k: int) -> np.ndarray:
     return (bits * np.uint64(k) >> np.uint64(32)).astype(np.int64)
 
 
+def cumulated(table: np.ndarray) -> np.ndarray:
+    """(K K,): the cumulated rows of a table of probabilities (K, K), those of row i between i and
+    i + 1: all in one sorted array, in which one search draws from any row."""
+    sums = np.minimum(np.cumsum(table, axis=1), 1.0)
+    return (sums + np.arange(len(table))[:, None]).ravel()
+
+
+def draw_next(sums: np.ndarray, ids: np.ndarray, chances: np.ndarray, k: int) -> np.ndarray:
+    """The id behind each of these ids (n,), by its row of `cumulated` and a chance in 0 ... 1."""
+    drawn = np.searchsorted(sums, ids + chances, side="right") - ids * k
+    return np.minimum(drawn, k - 1)  # a sum of floats may round up to the next row
+
+
 def parity(bits):
     """Bits 0 and 1 as the ids 1 and 2; the state is the sum of those so far, modulo 2."""
     tokens = below(bits, 2)
@@ -131,9 +144,7 @@ def sources_of(bits: np.ndarray) -> np.ndarray:
 def induction(bits):
     """Strings of a chain with a fixed table of pairs, and repeats of them. Labels are the next
     tokens, 0 at the end."""
-    # the cumulated probabilities of all ids in one sorted array, those of id i between i and i + 1
-    cumulated = np.minimum(np.cumsum(bigram_table(), axis=1), 1.0)
-    flat = (cumulated + np.arange(INDUCTION_IDS)[:, None]).ravel()
+    sums = cumulated(bigram_table())
     # the upper 20 of 32 bits; the lower 12 are those of sources_of
     chances = (bits >> np.uint64(12)) / 2.0**20
     sources = sources_of(bits)
@@ -141,10 +152,9 @@ def induction(bits):
     tokens = np.zeros(bits.shape, np.int64)
     tokens[:, 0] = below(bits[:, 0], INDUCTION_IDS)
     for t in range(1, bits.shape[1]):
-        before = tokens[:, t - 1]
-        drawn = np.searchsorted(flat, before + chances[:, t], side="right") - before * INDUCTION_IDS
-        drawn = np.minimum(drawn, INDUCTION_IDS - 1)  # a sum of floats may round up to the next row
-        tokens[:, t] = np.where(sources[:, t] < t, tokens[rows, sources[:, t]], drawn)
+        new = draw_next(sums, tokens[:, t - 1], chances[:, t], INDUCTION_IDS)
+        is_repeat = sources[:, t] < t
+        tokens[:, t] = np.where(is_repeat, tokens[rows, sources[:, t]], new)
     labels = np.zeros_like(tokens)
     labels[:, :-1] = 1 + tokens[:, 1:]
     return 1 + tokens, labels

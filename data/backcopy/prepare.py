@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
+from data.drawn import cumulated, draw_next
 from data.meta import UINT16_VOCAB
 from data.pystdlib.prepare import read_sources
 from data.text.prepare import read_text
@@ -127,18 +128,15 @@ def chain_of(config):
 def generate(rng, rows, seq_len, table, first, triggers, first_token=True):
     """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16. table (K + 1, K +
     1) and first (K + 1,) are the probabilities of the next and of the first character."""
-    # all rows of cumulated probabilities in one sorted array, row i between i and i + 1, so that one
-    # search draws for any row
-    cumulated = np.minimum(np.cumsum(table, axis=1), 1.0)
-    flat = (cumulated + np.arange(len(table))[:, None]).ravel()
+    sums = cumulated(table)
     tokens = np.zeros((rows, seq_len + 1), np.uint16)
     start = int(first_token)
     tokens[:, start] = rng.choice(len(first), rows, p=first)
     for t in range(start + 1, seq_len + 1):
         now = tokens[:, t - 1].astype(np.int64)
-        drawn = np.searchsorted(flat, now + rng.random(rows), side="right") - now * len(table)
-        drawn = np.minimum(drawn, len(table) - 1)  # a sum of floats may round up to the next row
-        tokens[:, t] = np.where(now <= triggers, tokens[:, t - 2], drawn)
+        drawn = draw_next(sums, now, rng.random(rows), len(table))
+        is_copy = now <= triggers
+        tokens[:, t] = np.where(is_copy, tokens[:, t - 2], drawn)
     return np.stack([tokens[:, :-1], tokens[:, 1:]], axis=1)
 
 
