@@ -190,16 +190,9 @@ class Dataset:
         self.first_ids = [0] if parameters.get("first_token") else []  # of data/backcopy
         self.alphabet = parameters.get("alphabet") if self.kind == "examples" else None
         self.slices: list[str] = []
-        content: dict = {}
-        for split, facts in meta["splits"].items():
-            content[split] = facts.get("drawn") or []
-            for entry in facts["shards"]:
-                name = entry.get("slice")
-                content[split].append([entry["sha256"], name])
-                if name is not None and name not in self.slices:
-                    self.slices.append(name)
         means = [getattr(self, name) for name in MEANING]
-        text = json.dumps([*means, content], sort_keys=True)
+        contents = {split: self._contents(split) for split in self.splits}
+        text = json.dumps([*means, contents], sort_keys=True)
         self.sha256 = hashlib.sha256(text.encode()).hexdigest()
         self.parts: list[Dataset] = [self]
         self.weights = [1.0]
@@ -325,6 +318,11 @@ class Dataset:
                 targets[:] = IGNORE
             yield inputs, targets, name
 
+    def _contents(self, split):
+        """What sha256 covers of a split."""
+        shards = self.meta["splits"][split]["shards"]
+        return [[shard["sha256"], shard.get("slice")] for shard in shards]
+
     # A place is the row's number in its split, or the first token of a window.
 
     def _places_of(self, split, start, stop, seed, block_size):
@@ -410,7 +408,7 @@ class Stream(Dataset):
     def _draw_epoch(self, split, seed, epoch, n, block_size):
         rng = np.random.default_rng([seed, epoch])
         order = rng.permutation(n)
-        shift = rng.integers(block_size)  # of the borders
+        shift = rng.integers(block_size)  # how far this epoch's borders move
         last = len(self.shards[split]) - block_size - 1  # the last window ends with the split
         return np.minimum(order * block_size + shift, last)
 
@@ -438,9 +436,10 @@ class Stream(Dataset):
             raise DataError(
                 f"{self.folder}: no text of {split} has two tokens, so there is nothing to predict"
             )
-        begins = np.repeat(offsets[:-1], counts)  # of each window's text
-        windows_before = np.repeat(counts.cumsum() - counts, counts)  # those of other texts
-        return begins + stride * (np.arange(len(begins)) - windows_before)
+        # for each window: where its text begins, and how many windows the texts before have
+        begins = np.repeat(offsets[:-1], counts)
+        n_before = np.repeat(counts.cumsum() - counts, counts)
+        return begins + stride * (np.arange(len(begins)) - n_before)
 
     def _places_of_slices(self, split, block_size, stride):
         return {None: self._windows(split, block_size, stride)}
@@ -449,7 +448,7 @@ class Stream(Dataset):
         examples = [self._example(split, place, block_size) for place in places]
         inputs, targets = collate(examples, 0 if self.mask_documents else block_size)
         offsets = self.offsets[split]
-        is_first = offsets[np.searchsorted(offsets, places)] == places  # of its text
+        is_first = offsets[np.searchsorted(offsets, places)] == places  # a text begins there
         # what a later window has in common with the one before it was scored there
         targets[np.flatnonzero(~is_first), : block_size - stride] = IGNORE
         return inputs, targets
@@ -502,6 +501,10 @@ class Rows(Dataset):
 
     def __init__(self, folder: Path, meta: dict, shards: dict[str, Shards]):
         super().__init__(folder, meta, shards)
+        for facts in meta["splits"].values():
+            for shard in facts["shards"]:
+                if shard["slice"] not in self.slices:
+                    self.slices.append(shard["slice"])
         self._labels_of_rows = functools.lru_cache(maxsize=4)(self._count_labels_of_rows)
 
     def longest(self, split, block_size):
@@ -574,6 +577,11 @@ class Drawn(Rows):
             )
         return super().facts(split)
 
+    def _contents(self, split):
+        if split != "train":
+            return super()._contents(split)
+        return self.meta["splits"]["train"]["drawn"]
+
     def longest(self, split, block_size):
         if split != "train":
             return super().longest(split, block_size)
@@ -641,8 +649,11 @@ class Mixture(Dataset):
         self.sha256 = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
     def counts(self, split):
-        counts = [part.counts(split) for part in self.parts]
-        return {name: sum(of_part[name] for of_part in counts) for name in counts[0]}
+        total = {}
+        for part in self.parts:
+            for name, n in part.counts(split).items():
+                total[name] = total.get(name, 0) + n
+        return total
 
     def perfect_loss(self, split):
         return None
@@ -674,8 +685,8 @@ class Mixture(Dataset):
         return [next(of_parts[d]) for d in order]
 
     def _deal(self, start, stop, seed):
-        """Who has the examples start, ..., stop - 1: the number of each one's part, and for each
-        part (first, end), those of its own examples that they are."""
+        """How the examples start, ..., stop - 1 are dealt: the number of each one's part, and for
+        each part (first, end): it gives its own examples first, ..., end - 1."""
         size = sum(self.shares)
         block = start // size  # before it, part d has given shares[d] * block examples
         blocks = range(block, -(-stop // size))

@@ -188,7 +188,7 @@ def write_stream(
     with files.new_folder(out_dir, "meta.json", names_of_old(Path(out_dir))) as folder:
         written = {}
         for split, documents in splits.items():
-            written[split] = write_text(folder, split, documents, tokenizer, shard_tokens)
+            written[split] = write_text_split(folder, split, documents, tokenizer, shard_tokens)
         # the data set has a copy, so that it can be decoded wherever it lies
         if hasattr(tokenizer, "content"):
             file = folder / TOKENIZER_FILE
@@ -199,7 +199,9 @@ def write_stream(
     return meta
 
 
-def write_text(folder: Path, split: str, documents: Iterable, tokenizer, shard_tokens: int) -> dict:
+def write_text_split(
+    folder: Path, split: str, documents: Iterable, tokenizer, shard_tokens: int
+) -> dict:
     """Writes the shards of a split of text. Returns its part of meta.json."""
     shards: list[dict] = []
     counts = []  # of each document
@@ -262,13 +264,13 @@ def write_examples(
     written: dict = {"train": {"drawn": drawn, "shards": []}} if drawn else {}
     with files.new_folder(out_dir, "meta.json", names_of_old(Path(out_dir))) as folder:
         for split, slices in splits.items():
-            written[split] = write_rows(folder, split, slices, vocab_size)
+            written[split] = write_rows_split(folder, split, slices, vocab_size)
         meta["splits"] = written
         write_meta(folder, meta)
     return meta
 
 
-def write_rows(folder: Path, split: str, slices: Iterable[tuple], vocab_size: int) -> dict:
+def write_rows_split(folder: Path, split: str, slices: Iterable[tuple], vocab_size: int) -> dict:
     """Writes the shards of a split of examples, one for each slice. Returns its part of
     meta.json."""
     rows = 0
@@ -298,8 +300,8 @@ def shard_file(folder: Path, split: str, shards: list[dict]) -> Path:
 
 def save(path: Path, values) -> dict:
     """Writes an array to a .npy file. Returns the file's entry in meta.json."""
-    array_of_values = np.ascontiguousarray(values)
-    files.write_whole(path, lambda file: np.save(file, array_of_values))
+    contiguous = np.ascontiguousarray(values)
+    files.write_whole(path, lambda file: np.save(file, contiguous))
     return entry_of(path)
 
 

@@ -192,6 +192,7 @@ def test_a_stream_is_counted_and_its_documents_are_found_again(folder):
         ('"tokenizer": "mqar"', '"tokenizer": "another"', False),
         ('"parameters": {', '"parameters": {"first_token": true,', False),  # which gives first ids
         ('"16/2"', '"16/3"', False),
+        ('"labels":', '"drawn": 3, "labels":', True),  # what a meta.json may hold beside
         ('"splits": {', '"kinds": {"trigger": [1]}, "splits": {', False),
     ],
 )
