@@ -160,7 +160,7 @@ def updates_of(config, pairs):
     """How many of a slice's keys get another value."""
     if config.task != "forgetting":
         return 0
-    return config.updates or math.ceil(pairs / 2)
+    return config.updates or (pairs + 1) // 2
 
 
 def slots_of(config, seq_len, pairs):
