@@ -30,7 +30,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError, show
-from data.shards import MAX_VOCAB
+from data.meta import MAX_VOCAB
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from evaluate import CHUNK_TOKENS
 from model import GPT, token_losses

@@ -28,17 +28,30 @@ def rows(task: str, length: int, key: str, first: int, n: int) -> tuple[np.ndarr
 
 def random_bits(task: str, length: int, key: str, first: int, n: int) -> np.ndarray:
     """(n, length): the 32 random bits of each token of these rows."""
-    counters = -(-length // 4)
-    philox_key = int.from_bytes(
-        hashlib.sha256(f"{task} {length} {key}".encode()).digest()[:16], "little"
-    )
-    bits = np.random.Philox(key=philox_key, counter=first * counters).random_raw(4 * counters * n)
-    return (bits >> np.uint64(32)).reshape(n, 4 * counters)[:, :length]
+    counters = -(-length // 4)  # of a row: length / 4, rounded up
+    digest = hashlib.sha256(f"{task} {length} {key}".encode()).digest()
+    philox_key = int.from_bytes(digest[:16], "little")
+    philox = np.random.Philox(key=philox_key, counter=first * counters)
+    bits = philox.random_raw(4 * counters * n) >> np.uint64(32)
+    return bits.reshape(n, 4 * counters)[:, :length]
 
 
 def below(bits: np.ndarray, k: int) -> np.ndarray:
     """Integers of 32 random bits -> 0, ..., k - 1, all as likely (to within k / 2^32)."""
     return (bits * np.uint64(k) >> np.uint64(32)).astype(np.int64)
+
+
+def cumulated(table: np.ndarray) -> np.ndarray:
+    """(K K,): the cumulated rows of a table of probabilities (K, K), those of row i between i and
+    i + 1: all in one sorted array, in which one search draws from any row."""
+    sums = np.minimum(np.cumsum(table, axis=1), 1.0)
+    return (sums + np.arange(len(table))[:, None]).ravel()
+
+
+def draw_next(sums: np.ndarray, ids: np.ndarray, chances: np.ndarray, k: int) -> np.ndarray:
+    """The id behind each of these ids (n,), by its row of `cumulated` and a chance in 0 ... 1."""
+    drawn = np.searchsorted(sums, ids + chances, side="right") - ids * k
+    return np.minimum(drawn, k - 1)  # a sum of floats may round up to the next row
 
 
 def parity(bits):
@@ -50,11 +63,14 @@ def parity(bits):
 def arithmetic(bits):
     """Digits at even positions and operators between them; the state, at digits, is the value so
     far, modulo 5."""
-    digits, operators = below(bits[:, ::2], 5), below(bits[:, 1::2], 3)
-    tokens, labels = np.zeros((2, *bits.shape), np.int64)
-    tokens[:, ::2], tokens[:, 1::2] = 1 + digits, 6 + operators
-    # of the terms that have ended, and of the last one
-    total, term = np.zeros_like(digits[:, 0]), digits[:, 0]
+    digits = below(bits[:, ::2], 5)
+    operators = below(bits[:, 1::2], 3)
+    tokens = np.zeros(bits.shape, np.int64)
+    tokens[:, ::2] = 1 + digits
+    tokens[:, 1::2] = 6 + operators
+    labels = np.zeros(bits.shape, np.int64)
+    total = np.zeros_like(digits[:, 0])  # of the terms that have ended
+    term = digits[:, 0]  # the value of the last term so far
     for i, digit in enumerate(digits.T):
         if i > 0:
             operator = operators[:, i - 1]
@@ -128,19 +144,17 @@ def sources_of(bits: np.ndarray) -> np.ndarray:
 def induction(bits):
     """Strings of a chain with a fixed table of pairs, and repeats of them. Labels are the next
     tokens, 0 at the end."""
-    flat = (
-        np.minimum(np.cumsum(bigram_table(), axis=1), 1.0) + np.arange(INDUCTION_IDS)[:, None]
-    ).ravel()
+    sums = cumulated(bigram_table())
     # the upper 20 of 32 bits; the lower 12 are those of sources_of
     chances = (bits >> np.uint64(12)) / 2.0**20
-    sources, rows = sources_of(bits), np.arange(len(bits))
+    sources = sources_of(bits)
+    rows = np.arange(len(bits))
     tokens = np.zeros(bits.shape, np.int64)
     tokens[:, 0] = below(bits[:, 0], INDUCTION_IDS)
     for t in range(1, bits.shape[1]):
-        before = tokens[:, t - 1]
-        drawn = np.searchsorted(flat, before + chances[:, t], side="right") - before * INDUCTION_IDS
-        drawn = np.minimum(drawn, INDUCTION_IDS - 1)  # a sum of floats may round up to the next row
-        tokens[:, t] = np.where(sources[:, t] < t, tokens[rows, sources[:, t]], drawn)
+        new = draw_next(sums, tokens[:, t - 1], chances[:, t], INDUCTION_IDS)
+        is_repeat = sources[:, t] < t
+        tokens[:, t] = np.where(is_repeat, tokens[rows, sources[:, t]], new)
     labels = np.zeros_like(tokens)
     labels[:, :-1] = 1 + tokens[:, 1:]
     return 1 + tokens, labels

@@ -18,21 +18,21 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from configurator import UserError
-from data.shards import dtype_of
+from data.meta import dtype_of
 from runs.files import one_line, read_regular
 
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
-# a BPE is trained on the first pieces of texts, each at most so many characters
-BPE_PIECES, BPE_PIECE = 25_000, 4_096
+BPE_PIECES = 25_000  # a BPE is trained on the first pieces of the texts
+BPE_PIECE = 4_096  # characters of a piece, at most
 INSTALL = "tokenizers is not installed: pip install tokenizers"
 CHOICES = (
     "byte, gpt2, bpe:N (N ids, trained on the text for training), or a folder with a tokenizer.json"
@@ -44,7 +44,8 @@ def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
     set."""
     if "alphabet" in data:
         return AlphabetTokenizer(data["alphabet"])
-    folder, name = path if os.path.isdir(path) else os.path.dirname(path), data.get("tokenizer", "")
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    name = data.get("tokenizer", "")
     if name not in TOKENIZERS and not name.startswith(f"{TOKENIZER_FILE} "):
         raise UserError(
             f"{path}: names no tokenizer of text ({name or 'none'}); an import needs its tokenizer.json"
@@ -59,9 +60,12 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
         return TOKENIZERS[name]()
     if not name.startswith(f"{TOKENIZER_FILE} "):
         raise UserError(f"tokenizer {name!r}: must be {CHOICES}")
-    for file in (Path(folder) / TOKENIZER_FILE for folder in folders):
-        if os.path.isfile(file) and (tokenizer := FileTokenizer(file)).name == name:
-            return tokenizer
+    for folder in folders:
+        file = Path(folder) / TOKENIZER_FILE
+        if os.path.isfile(file):
+            tokenizer = FileTokenizer(file)
+            if tokenizer.name == name:
+                return tokenizer
     where = ", ".join(str(folder) or "." for folder in folders)
     raise UserError(
         f"{name!r}: the {TOKENIZER_FILE} with this sha256 is not in {where}; copy it there"
@@ -73,8 +77,9 @@ def choose_tokenizer(choice: str, texts: Iterable[str]) -> Any:
     first of `texts`."""
     if choice.startswith("bpe:"):
         return train_bpe(choice, texts)
-    is_folder = choice not in TOKENIZERS and os.path.isdir(choice)
-    return FileTokenizer(Path(choice) / TOKENIZER_FILE) if is_folder else get_tokenizer(choice)
+    if choice not in TOKENIZERS and os.path.isdir(choice):
+        return FileTokenizer(Path(choice) / TOKENIZER_FILE)
+    return get_tokenizer(choice)
 
 
 def tokenizer_of(dataset) -> Any:
@@ -90,23 +95,27 @@ class AlphabetTokenizer:
     nothing."""
 
     def __init__(self, alphabet: str):
-        self.alphabet, self.vocab_size = alphabet, len(alphabet) + 1
-        self._ids = {character: i for i, character in enumerate(alphabet, 1)}
+        self.alphabet = alphabet
+        self.vocab_size = len(alphabet) + 1
+        self._ids = {character: i for i, character in enumerate(alphabet, start=1)}
 
     def encode(self, text: str) -> list[int]:
         """Raises UserError for a character that is not in the alphabet."""
-        if unknown := next((character for character in text if character not in self._ids), None):
-            raise UserError(
-                f"{unknown!r} is not among the {len(self.alphabet)} characters of the data"
-            )
-        return [self._ids[character] for character in text]
+        ids = []
+        for character in text:
+            if character not in self._ids:
+                known = len(self.alphabet)
+                raise UserError(f"{character!r} is not among the {known} characters of the data")
+            ids.append(self._ids[character])
+        return ids
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return "".join(self.alphabet[i - 1] for i in ids if i > 0).encode(errors="replace")
 
 
 class ByteTokenizer:
-    name, vocab_size = "byte", 256
+    name = "byte"
+    vocab_size = 256
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -119,7 +128,8 @@ class ByteTokenizer:
 
 
 class GPT2Tokenizer:
-    name, vocab_size = "gpt2", 50257
+    name = "gpt2"
+    vocab_size = 50257
 
     def __init__(self):
         import tiktoken
@@ -156,17 +166,22 @@ def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
         )
     with one_line(f"{choice}: {INSTALL}"):
         import tokenizers
-    made, letters = (
-        tokenizers.Tokenizer(tokenizers.models.BPE()),
-        tokenizers.pre_tokenizers.ByteLevel(False),
-    )
-    made.pre_tokenizer, made.decoder = letters, tokenizers.decoders.ByteLevel()
+    letters = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = letters
+    made.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False
     )
-    pieces = (text[i : i + BPE_PIECE] for text in texts for i in range(0, len(text), BPE_PIECE))
-    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), trainer)
+    made.train_from_iterator(itertools.islice(pieces_of(texts), BPE_PIECES), trainer)
     return FileTokenizer(choice, made.to_str().encode())
+
+
+def pieces_of(texts: Iterable[str]) -> Iterator[str]:
+    """The texts in pieces of at most BPE_PIECE characters."""
+    for text in texts:
+        for start in range(0, len(text), BPE_PIECE):
+            yield text[start : start + BPE_PIECE]
 
 
 class FileTokenizer:
@@ -176,29 +191,26 @@ class FileTokenizer:
     def __init__(self, file: Path | str, content: bytes | None = None):
         with one_line(f"{file}: {INSTALL}"):
             import tokenizers
-        self.file, self.content = file, content or read_regular(file, MOST_TOKENIZER)
+        self.file = file
+        self.content = content or read_regular(file, MOST_TOKENIZER)
         self.name = name_of_file(self.content)
         with one_line(f"{file}: damaged, or no tokenizer"):
             about = json.loads(self.content)
             self._tokenizer = tokenizers.Tokenizer.from_buffer(self.content)
-            decoder, self._added = (
-                about.get("decoder") or {},
-                {entry["id"] for entry in about["added_tokens"]},
-            )
-            kinds = {part["type"] for part in (decoder, *decoder.get("decoders", ())) if part}
-        if not kinds & {"ByteLevel", "ByteFallback"}:
+            self._added = {entry["id"] for entry in about["added_tokens"]}
+            decoder = about.get("decoder") or {}
+            # one decoder, or a sequence of several
+            decoders = [decoder, *decoder.get("decoders", ())]
+            kinds = {part["type"] for part in decoders if part}
+        self._is_bytes = "ByteLevel" in kinds
+        if not self._is_bytes and "ByteFallback" not in kinds:
             raise UserError(
                 f"{file}: its tokens are neither bytes nor pieces with byte fallback: only those are read"
             )
-        self._byte_of = BYTE_OF if "ByteLevel" in kinds else None
         self._tokenizer.encode_special_tokens = True  # special tokens in a text are plain text
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
-
-    # to another process: the library's own copy would forget encode_special_tokens
-    def __reduce__(self):
-        return FileTokenizer, (self.file, self.content)
 
     def encode(self, text: str) -> list[int]:
         """Raises UserError for a text on which the tokenizer fails."""
@@ -215,23 +227,26 @@ class FileTokenizer:
         text = "a"
         plain = self._encode(text, with_special=False)
         whole = self._encode(text, with_special=True)
-        n = next((n for n in range(len(whole)) if whole[n : n + len(plain)] == plain), 0)
-        return whole[:n]
+        for n in range(len(whole)):
+            if whole[n : n + len(plain)] == plain:
+                return whole[:n]
+        return []
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.array(self.encode(text), dtype_of(self.vocab_size))
 
     def decode_bytes(self, ids: list[int]) -> bytes:
-        return b"".join(map(self._bytes_of, ids))
+        return b"".join(self._bytes_of(token) for token in ids)
 
     def _bytes_of(self, token):
         text = self._tokenizer.id_to_token(token) or ""  # there may be ids that no token has
         if token in self._added:
             return text.encode()
-        if self._byte_of is not None:
-            spelled = [self._byte_of.get(character) for character in text]
+        if self._is_bytes:
+            spelled = [BYTE_OF.get(character) for character in text]
             return text.encode() if None in spelled else bytes(spelled)
-        if byte := re.fullmatch("<0x([0-9A-F]{2})>", text):
+        byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
+        if byte:
             return bytes([int(byte[1], 16)])
         return text.replace("\u2581", " ").encode()
 
@@ -239,9 +254,7 @@ class FileTokenizer:
 # {character: byte} as byte-level BPE spells bytes: printable ones as themselves, the others from
 # U+0100 on
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
 BYTE_OF = {chr(byte): byte for byte in PRINTABLE}
-BYTE_OF |= {
-    chr(256 + i): byte
-    for i, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)
-}
+BYTE_OF |= {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 TOKENIZERS: dict[str, type] = {"byte": ByteTokenizer, "gpt2": GPT2Tokenizer}

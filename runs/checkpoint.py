@@ -26,7 +26,8 @@ import torch
 import configurator
 import variants  # noqa: F401  a checkpoint may have any mixer
 from configurator import UserError, show
-from data.shards import MAX_VOCAB, Dataset, open_dataset
+from data.meta import MAX_VOCAB
+from data.shards import Dataset, open_dataset
 from keys import renamed
 from model import GPT, GPTConfig
 from runs import sharded

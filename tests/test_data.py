@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import writing
-from data.shards import Dataset, open_dataset
+from data.shards import Documents, Shards, Stream, open_dataset
 from data.text import prepare as text
 from data.tokenizer import get_tokenizer, tokenizer_of
 from data.writing import write_examples, write_stream
@@ -34,7 +34,8 @@ def documents_of(folder):
     """{split: its documents, as bytes} of a data set of text."""
     dataset, found = open_dataset(folder), {}
     for split, counts in dataset.meta["splits"].items():
-        parts = np.split(dataset._read(split, 0, counts["tokens"]), np.load(folder / f"{split}_documents.npy")[1:-1])
+        offsets = np.load(folder / f"{split}_documents.npy")
+        parts = np.split(dataset.shards[split].read(0, counts["tokens"]), offsets[1:-1])
         found[split] = [tokenizer_of(dataset).decode_bytes(part.tolist()) for part in parts]
     return found
 
@@ -44,7 +45,10 @@ def stream(n, cuts=(), name="x", first=1000, documents=None):
     parts = [part for part in np.split(np.arange(first, first + n, dtype=np.uint16), sorted(cuts)) if len(part)]
     facts = {"tokens": n, "shards": [{"sha256": ""}] * len(parts)}
     meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
-    return Dataset(Path(name), meta, {"train": parts}, documents and {"train": np.array(documents)})
+    shards = {"train": Shards(parts, paths=[])}
+    if documents is None:
+        return Stream(Path(name), meta, shards)
+    return Documents(Path(name), meta, shards, {"train": np.array(documents)})
 
 
 def rows_of(dataset, split, seed, steps, **sizes):
@@ -188,6 +192,7 @@ def test_a_stream_is_counted_and_its_documents_are_found_again(folder):
         ('"tokenizer": "mqar"', '"tokenizer": "another"', False),
         ('"parameters": {', '"parameters": {"first_token": true,', False),  # which gives first ids
         ('"16/2"', '"16/3"', False),
+        ('"labels":', '"drawn": 3, "labels":', True),  # what a meta.json may hold beside
         ('"splits": {', '"kinds": {"trigger": [1]}, "splits": {', False),
     ],
 )

@@ -87,7 +87,7 @@ def folder(tmp_path_factory, helpers):
 def test_each_document_is_read_as_the_model_reads_it_alone(keys, folder):
     dataset, sizes = open_dataset(folder, mask_documents=True), dict(n_layer=2, n_head=2, n_embd=16, state_size=8)
     model = off_its_start(GPTConfig(block_size=T, vocab_size=256, **sizes | keys))
-    parts = [part for part, _ in parts_of(dataset._read("val", 0, sum(SIZES)), SIZES, T, T)]
+    parts = [part for part, _ in parts_of(dataset.shards["val"].read(0, sum(SIZES)), SIZES, T, T)]
     alone = {tuple(part[:-1]): model(torch.tensor([part[:-1]]))[0] for part in parts}
     for step in range(3):  # all of the 11 parts, and one of the next epoch
         inputs, targets = dataset.batch("train", step, seed=0, batch_size=4, block_size=T)

@@ -2,13 +2,11 @@
 
 import json
 import math
-import os
-import subprocess
 import sys
+import threading
 
 import datasets
 import pytest
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data import documents_of
@@ -43,15 +41,15 @@ def run(out, from_dir, *words, tokenizer="byte"):
     return open_dataset(out)
 
 
-def test_every_kind_of_copy_and_any_number_of_processes_give_the_same_files(copies, tmp_path):
+def test_every_kind_of_copy_and_any_number_of_threads_give_the_same_files(copies, tmp_path):
     words, first = ("--val_fraction=0.2", "--documents=100", "--shard_tokens=500"), None
-    for name, processes in [("parquet", 1), ("parquet", 2), ("jsonl", 1), ("saved", 1), ("saved_dict", 1)]:
-        out = tmp_path / f"{name}{processes}"
+    for name, threads in [("parquet", 1), ("parquet", 2), ("jsonl", 1), ("saved", 7), ("saved_dict", 1)]:
+        out = tmp_path / f"{name}{threads}"
         (out / ".new").mkdir(parents=True)
         (out / ".new" / "part7").write_bytes(b"of a call that was killed")
         (out / ".new" / ".nanogate").write_text("unfinished output\n")
         (out / ".nanogate").write_text("data set\n")
-        run(out, copies[name], *words, f"--processes={processes}", tokenizer="bpe:300")
+        run(out, copies[name], *words, f"--threads={threads}", tokenizer="bpe:300")
         files = {file.name: file.read_bytes() for file in out.iterdir()}
         meta = json.loads(files.pop("meta.json"))
         assert meta["parameters"].pop("from_dir") == str(copies[name])
@@ -79,7 +77,7 @@ def test_what_cannot_be_read_is_one_line_that_lists_what_there_is(copies, tmp_pa
         return helpers.error_of(run, tmp_path / "out", from_dir, *words)
 
     assert "column='text': must be one of n, story" in error("--column=text")
-    assert "column=n: holds int, which is no text" in error("--column=n", "--processes=2")
+    assert "column=n: holds int, which is no text" in error("--column=n", "--threads=2")
     assert "split='test': must be one of train" in error("--split=test")
     assert "val_split='val': must be one of train, test" in error("--val_split=val", from_dir=copies["saved_dict"])
     assert "val_split='train': is the split to train on" in error("--val_split=train")
@@ -91,16 +89,23 @@ def test_what_cannot_be_read_is_one_line_that_lists_what_there_is(copies, tmp_pa
     rows = datasets.Dataset.from_dict(ROWS)
     datasets.DatasetDict(train=rows, test=rows.filter(lambda row: False)).save_to_disk(tmp_path / "saved")
     assert "split='test': has no rows" in error("--split=test", from_dir=tmp_path / "saved")
-    monkeypatch.setattr(prepare, "start_worker", os.abort)  # as if a process were killed for its memory
-    assert "fewer --processes" in error("--column=story", "--processes=2")
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert error().endswith("pip install datasets")
 
 
-def test_workers_end_when_the_first_process_is_killed():
-    """They hold its standard output, which ends when they do."""
-    code = "import os, data.hub.prepare as p\nwith p.mapping(2) as f:\n list(f(str, '12')); os.kill(os.getpid(), 9)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, timeout=60).returncode == -9
+def test_threads_encode_side_by_side_in_the_order_of_the_texts_and_read_no_more_than_they_need(monkeypatch):
+    monkeypatch.setattr(prepare, "READ_AHEAD", 2)
+    together, read = threading.Barrier(3), []
+
+    def encode(text, tokenizer):
+        together.wait(60)  # for two others: fails where the three are not encoded at the same time
+        return tokenizer + text
+
+    monkeypatch.setattr(prepare, "encode", encode)
+    texts = (read.append(text) or text for text in "abcdefghi")
+    found = prepare.encode_in_threads(texts, "of ", threads=3)
+    assert next(found) == ("a", "of a") and len(read) == 6
+    assert [*found] == [(text, f"of {text}") for text in "bcdefghi"]
 
 
 def fail(*words, **keys):

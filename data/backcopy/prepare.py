@@ -36,8 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
+from data.drawn import cumulated, draw_next
+from data.meta import UINT16_VOCAB
 from data.pystdlib.prepare import read_sources
-from data.shards import UINT16_VOCAB
 from data.text.prepare import read_text
 from data.writing import Output, claim, report, write_examples
 
@@ -68,27 +69,38 @@ def main(argv):
     alphabet, table, first = chain_of(config)
     source = {"python": platform.python_version()} if config.text is None else {}
     out_dir, about = claim(config, GENERATOR, VERSION, alphabet=alphabet, **source)
+    sizes = {"train": config.train_size, "val": config.val_size}
     splits = {}
-    for i, (split, size) in enumerate((("train", config.train_size), ("val", config.val_size))):
+    for i, (split, size) in enumerate(sizes.items()):
         rng = np.random.default_rng([config.seed, i])
         examples = generate(
             rng, size, config.seq_len, table, first, config.triggers, config.first_token
         )
         loss = perfect_loss(examples[:, 0], table, first, config.triggers)
         splits[split] = [(examples, {"slice": str(config.seq_len), "perfect_loss": loss})]
-    about |= dict(name="backcopy", tokenizer="backcopy", vocab_size=len(alphabet) + 1)
-    about["kinds"] = {"trigger": list(range(1, config.triggers + 1))}
-    report(write_examples(out_dir, splits, **about), out_dir)
-    print(
-        f"triggers: {alphabet[: config.triggers]!r}; the perfect predictor loses {loss:.4f} nats on val"
+    meta = write_examples(
+        out_dir,
+        splits,
+        name="backcopy",
+        tokenizer="backcopy",
+        vocab_size=len(alphabet) + 1,
+        **about,
+        kinds={"trigger": list(range(1, config.triggers + 1))},
     )
+    report(meta, out_dir)
+    triggers = alphabet[: config.triggers]
+    print(f"triggers: {triggers!r}; the perfect predictor loses {loss:.4f} nats on val")
 
 
 def chain_of(config):
     """The alphabet, and the probabilities of the chain by id: pairs (K + 1, K + 1) and first
     character (K + 1,)."""
-    text = "".join(read_sources().values()) if config.text is None else read_text(Path(config.text))
-    n, n_found = config.characters, len(set(text))
+    if config.text is None:
+        text = "".join(read_sources().values())
+    else:
+        text = read_text(Path(config.text))
+    n = config.characters
+    n_found = len(set(text))
     if not config.triggers < n <= n_found:
         what = f"must be more than triggers={config.triggers}, and at most {n_found}, those of the text"
         raise UserError(f"characters={n}: {what}")
@@ -100,8 +112,10 @@ def chain_of(config):
     id_of[order] = np.arange(1, n + 1)
     ids = id_of[codes]
     counts = np.bincount(ids, minlength=n + 1)
-    pairs = np.bincount(ids[:-1] * (n + 1) + ids[1:], minlength=(n + 1) ** 2).reshape(n + 1, n + 1)
-    counts[0], pairs[:, 0] = 0, 0
+    pairs = np.bincount(ids[:-1] * (n + 1) + ids[1:], minlength=(n + 1) ** 2)
+    pairs = pairs.reshape(n + 1, n + 1)
+    counts[0] = 0
+    pairs[:, 0] = 0
     # what no other character follows is followed by any, as often as that one occurs
     pairs[pairs.sum(1) == 0] = counts
     pairs[0] = 0
@@ -114,18 +128,15 @@ def chain_of(config):
 def generate(rng, rows, seq_len, table, first, triggers, first_token=True):
     """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16. table (K + 1, K +
     1) and first (K + 1,) are the probabilities of the next and of the first character."""
-    # all rows of cumulated probabilities in one sorted array, row i between i and i + 1: one search
-    # draws for any row
-    cumulated = np.minimum(np.cumsum(table, axis=1), 1.0)
-    flat = (cumulated + np.arange(len(table))[:, None]).ravel()
+    sums = cumulated(table)
     tokens = np.zeros((rows, seq_len + 1), np.uint16)
     start = int(first_token)
     tokens[:, start] = rng.choice(len(first), rows, p=first)
     for t in range(start + 1, seq_len + 1):
         now = tokens[:, t - 1].astype(np.int64)
-        drawn = np.searchsorted(flat, now + rng.random(rows), side="right") - now * len(table)
-        drawn = np.minimum(drawn, len(table) - 1)  # a sum of floats may round up to the next row
-        tokens[:, t] = np.where(now <= triggers, tokens[:, t - 2], drawn)
+        drawn = draw_next(sums, now, rng.random(rows), len(table))
+        is_copy = now <= triggers
+        tokens[:, t] = np.where(is_copy, tokens[:, t - 2], drawn)
     return np.stack([tokens[:, :-1], tokens[:, 1:]], axis=1)
 
 
@@ -135,8 +146,10 @@ def perfect_loss(tokens, table, first, triggers):
     logs = np.log(table, out=np.zeros_like(table), where=table > 0)
     entropy = -(table * logs).sum(1)
     known = first[first > 0]
-    entropy[0], entropy[1 : triggers + 1] = -(known * np.log(known)).sum(), 0.0
-    return float((np.bincount(tokens.ravel(), minlength=len(table)) * entropy).sum() / tokens.size)
+    entropy[0] = -(known * np.log(known)).sum()
+    entropy[1 : triggers + 1] = 0.0
+    counts = np.bincount(tokens.ravel(), minlength=len(table))
+    return float((counts * entropy).sum() / tokens.size)
 
 
 if __name__ == "__main__":

@@ -51,18 +51,21 @@ def main(argv):
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
     out_dir, about = claim(config, GENERATOR, VERSION)
-    about |= dict(name=TASK, tokenizer=TASK, vocab_size=TASKS[TASK][2])
-    about["drawn"] = {
-        "task": TASK,
-        "length": config.length,
-        "seed": config.seed,
-        "version": VERSION,
-    }
-    bits = random_bits(TASK, config.length, f"{config.seed} val", 0, config.val_size)
+    length = config.length
+    bits = random_bits(TASK, length, f"{config.seed} val", 0, config.val_size)
     tokens, labels = induction(bits)
     labels[~is_copy(sources_of(bits))] = 0
-    slices = [(np.stack([tokens, labels], axis=1), {"slice": str(config.length)})]
-    report(write_examples(out_dir, {"val": slices}, **about), out_dir)
+    examples = np.stack([tokens, labels], axis=1)
+    meta = write_examples(
+        out_dir,
+        {"val": [(examples, {"slice": str(length)})]},
+        name=TASK,
+        tokenizer=TASK,
+        vocab_size=TASKS[TASK][2],
+        drawn={"task": TASK, "length": length, "seed": config.seed, "version": VERSION},
+        **about,
+    )
+    report(meta, out_dir)
 
 
 def is_copy(sources: np.ndarray) -> np.ndarray:

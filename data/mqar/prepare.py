@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
-from data.shards import UINT16_VOCAB
+from data.meta import UINT16_VOCAB
 from data.writing import Output, claim, report, write_examples
 from runs.rules import show
 
@@ -101,21 +101,29 @@ def main(argv):
     )
     slices = parse_slices(config)
     out_dir, about = claim(config, GENERATOR, VERSION)
-    name = "mqar" if config.task == "recall" else f"mqar {config.task}"
-    about |= dict(name=name, tokenizer="mqar", vocab_size=config.vocab_size)
-    report(write_examples(out_dir, generate_splits(config, slices), **about), out_dir)
+    meta = write_examples(
+        out_dir,
+        generate_splits(config, slices),
+        name="mqar" if config.task == "recall" else f"mqar {config.task}",
+        tokenizer="mqar",
+        vocab_size=config.vocab_size,
+        **about,
+    )
+    report(meta, out_dir)
 
 
 def parse_slices(config):
     """[(length, pairs), ...], each of them checked."""
-    if config.slices is not None and (config.seq_len, config.pairs) != (
-        Config.seq_len,
-        Config.pairs,
-    ):
+    texts = config.slices
+    if texts is None:
+        texts = [f"{config.seq_len}/{config.pairs}"]
+    elif config.seq_len != Config.seq_len or config.pairs != Config.pairs:
         raise UserError("slices names lengths and pairs; leave out seq_len and pairs")
-    texts = [f"{config.seq_len}/{config.pairs}"] if config.slices is None else config.slices
-    words = [re.fullmatch(r" *([0-9]{1,18}) */ *([0-9]{1,18}) *", text) for text in texts]
-    slices = [(int(word[1]), int(word[2])) for word in words if word]
+    slices = []
+    for text in texts:
+        numbers = re.fullmatch(r" *([0-9]{1,18}) */ *([0-9]{1,18}) *", text)
+        if numbers:
+            slices.append((int(numbers[1]), int(numbers[2])))
     if not texts or len(set(slices)) < len(texts):
         raise UserError(
             f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8"
@@ -125,66 +133,80 @@ def parse_slices(config):
             f"updates={config.updates}: is of task=forgetting, and this is task={config.task}"
         )
     for seq_len, pairs in slices:
-        size, updates, queries = (
-            SIZES[config.task],
-            updates_of(config, pairs),
-            config.queries or pairs,
-        )
-        slots = seq_len // size - pairs - updates
-        most = config.vocab_size // size - 1 - updates  # some ids of each kind are left for filler
-        is_wrong = (
-            updates > pairs or config.task == "composition" and math.isqrt(pairs) ** 2 != pairs
-        )
-        if seq_len % 2 or not 1 <= queries <= min(pairs, slots) or pairs > most or is_wrong:
-            needs = f"an even length, 1 to {most} pairs, no more queries ({queries}) than pairs and slots ({slots})"
-            needs += {"forgetting": ", no more updates", "composition": ", a square number"}.get(
-                config.task, ""
-            )
-            raise UserError(f"slice {seq_len}/{pairs}: needs {needs}")
+        check_slice(config, seq_len, pairs)
     return slices
+
+
+def check_slice(config, seq_len, pairs):
+    """Raises UserError where no row has this length and number of pairs."""
+    size = SIZES[config.task]
+    updates = updates_of(config, pairs)
+    queries = config.queries or pairs
+    slots = slots_of(config, seq_len, pairs)
+    most = config.vocab_size // size - 1 - updates  # some ids of each kind are left for filler
+    is_possible = seq_len % 2 == 0 and pairs <= most and 1 <= queries <= min(pairs, slots)
+    needs = f"an even length, 1 to {most} pairs, no more queries ({queries}) than pairs and slots ({slots})"
+    if config.task == "forgetting":
+        needs += ", no more updates"
+        is_possible = is_possible and updates <= pairs
+    if config.task == "composition":
+        needs += ", a square number"
+        is_possible = is_possible and math.isqrt(pairs) ** 2 == pairs
+    if not is_possible:
+        raise UserError(f"slice {seq_len}/{pairs}: needs {needs}")
 
 
 def updates_of(config, pairs):
     """How many of a slice's keys get another value."""
-    return config.updates or -(-pairs // 2) if config.task == "forgetting" else 0
+    if config.task != "forgetting":
+        return 0
+    return config.updates or (pairs + 1) // 2
+
+
+def slots_of(config, seq_len, pairs):
+    """How many places for a query are left behind the pairs of a row."""
+    return seq_len // SIZES[config.task] - pairs - updates_of(config, pairs)
 
 
 def chance(config) -> float:
     """The accuracy of a guess among the values in context, over all queries of all slices."""
-    shown = [
-        (pairs + updates_of(config, pairs), config.queries or pairs)
-        for _, pairs in parse_slices(config)
-    ]
-    return sum(asked / values for values, asked in shown) / sum(asked for _, asked in shown)
+    right = 0.0
+    asked = 0
+    for _, pairs in parse_slices(config):
+        queries = config.queries or pairs
+        values = pairs + updates_of(config, pairs)
+        right += queries / values
+        asked += queries
+    return right / asked
 
 
 def generate(rng, rows, config, seq_len, pairs):
     """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16."""
-    size, updates, vocab_size = SIZES[config.task], updates_of(config, pairs), config.vocab_size
-    queries, shown, slots = (
-        config.queries or pairs,
-        size * (pairs + updates),
-        seq_len // size - pairs - updates,
-    )
-    chance = np.arange(1, slots + 1) ** (config.power - 1.0)
+    size = SIZES[config.task]
+    updates = updates_of(config, pairs)
+    queries = config.queries or pairs
+    n_shown = size * (pairs + updates)  # tokens of all pairs
+    slots = slots_of(config, seq_len, pairs)
+    rates = np.arange(1, slots + 1) ** (config.power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
     for start in range(0, rows, BLOCK):
         tokens, labels = examples[start : start + BLOCK].swapaxes(0, 1)  # each (n, seq_len), views
-        n, row = len(tokens), np.arange(len(tokens))[:, None]
-        of_task = (
-            draw_grid(rng, n, pairs, vocab_size)
-            if size == 3
-            else draw_pairs(rng, n, pairs, updates, vocab_size)
-        )
-        tokens[:, :shown], keys, values = of_task
+        n = len(tokens)
+        row = np.arange(n)[:, None]
+        if config.task == "composition":
+            shown, keys, values = draw_grid(rng, n, pairs, config.vocab_size)
+        else:
+            shown, keys, values = draw_pairs(rng, n, pairs, updates, config.vocab_size)
+        tokens[:, :n_shown] = shown
 
         asked = np.sort(draw(rng, n, queries, 0, pairs), axis=1)  # (n, queries): which pairs
-        # clocks that ring at the rates `chance` draw slots without replacement
-        race = rng.exponential(size=(n, slots)) / chance
-        positions = shown + size * np.argsort(race, axis=1)[:, :queries]
+        # slots without replacement: those of the clocks that ring first, each at its rate
+        times = rng.exponential(size=(n, slots)) / rates
+        positions = n_shown + size * np.argsort(times, axis=1)[:, :queries]
 
         if config.filler == "random":
-            tokens[:, shown:] = draw_other(rng, tokens[:, :shown], seq_len - shown, vocab_size)
+            n_left = seq_len - n_shown
+            tokens[:, n_shown:] = draw_other(rng, shown, n_left, config.vocab_size)
         for i, part in enumerate(keys):
             tokens[row, positions + i] = part[row, asked]
         labels[row, positions + size - 2] = values[row, asked]
@@ -194,9 +216,12 @@ def generate(rng, rows, config, seq_len, pairs):
 def draw_pairs(rng, n, pairs, updates, vocab_size):
     """What recall and forgetting show (n, 2 (pairs + updates)), [keys], and the values that count
     (n, pairs)."""
-    row, half = np.arange(n)[:, None], vocab_size // 2
-    keys, values = draw(rng, n, pairs, 1, half), draw(rng, n, pairs + updates, half, vocab_size)
-    updated, last = draw(rng, n, updates, 0, pairs), values[:, :pairs].copy()
+    row = np.arange(n)[:, None]
+    half = vocab_size // 2
+    keys = draw(rng, n, pairs, 1, half)
+    values = draw(rng, n, pairs + updates, half, vocab_size)
+    updated = draw(rng, n, updates, 0, pairs)
+    last = values[:, :pairs].copy()
     last[row, updated] = values[:, pairs:]
     shown_keys = np.concatenate([keys, keys[row, updated]], axis=1)
     return np.stack([shown_keys, values], axis=2).reshape(n, -1), [keys], last
@@ -205,9 +230,13 @@ def draw_pairs(rng, n, pairs, updates, vocab_size):
 def draw_grid(rng, n, pairs, vocab_size):
     """What composition shows (n, 3 pairs), [first keys, second keys], and the values, each (n,
     pairs)."""
-    row, side, third = np.arange(n)[:, None], math.isqrt(pairs), vocab_size // 3
-    firsts, seconds = draw(rng, n, side, 1, third), draw(rng, n, side, third, 2 * third)
-    cells, values = draw(rng, n, pairs, 0, pairs), draw(rng, n, pairs, 2 * third, vocab_size)
+    row = np.arange(n)[:, None]
+    side = math.isqrt(pairs)
+    third = vocab_size // 3
+    firsts = draw(rng, n, side, 1, third)
+    seconds = draw(rng, n, side, third, 2 * third)
+    cells = draw(rng, n, pairs, 0, pairs)
+    values = draw(rng, n, pairs, 2 * third, vocab_size)
     keys = [firsts[row, cells // side], seconds[row, cells % side]]
     return np.stack([*keys, values], axis=2).reshape(n, -1), keys, values
 
@@ -216,7 +245,8 @@ def draw(rng, n, count, low, high):
     """(n, count): in each row distinct numbers of low..high-1 in random order, by the first steps
     of a card shuffle."""
     decks = np.tile(np.arange(low, high, dtype=np.uint16), (n, 1))  # (n, cards)
-    drawn, row = np.empty((n, count), np.uint16), np.arange(n)
+    drawn = np.empty((n, count), np.uint16)
+    row = np.arange(n)
     for i in range(count):  # swap the card at place i with one that lies there or behind it
         place = rng.integers(i, high - low, size=n)
         drawn[:, i] = decks[row, place]
@@ -226,11 +256,12 @@ def draw(rng, n, count, low, high):
 
 def draw_other(rng, shown, count, vocab_size):
     """(n, count) tokens of 1..vocab_size-1, none of them in the same row of `shown` (n, tokens)."""
-    shown, row = np.sort(shown.astype(np.int64), axis=1), np.arange(len(shown))[:, None]
-    # each once: as many in each row
+    shown = np.sort(shown.astype(np.int64), axis=1)
+    row = np.arange(len(shown))[:, None]
+    # (n, n_used): each token of a row once; all rows have as many different ones
     used = shown[np.diff(shown, prepend=0, axis=1) > 0].reshape(len(shown), -1)
     n_used = used.shape[1]
-    # the rank among the allowed tokens; there is at least one: parse_slices sees to that
+    # the rank among the allowed tokens, of which check_slice leaves at least one
     rank = rng.integers(1, vocab_size - n_used, size=(len(shown), count))
     # the allowed token of rank r is r + the number of used tokens below it, u_0 < u_1 < ... with
     # u_i - i <= r
@@ -243,24 +274,29 @@ def generate_splits(config, slices):
     another."""
     splits = {"train": [], "val": []}
     for seq_len, pairs in slices:
-        rngs = [np.random.default_rng([config.seed, i, seq_len, pairs]) for i in range(2)]
-        train = generate(rngs[0], config.train_size, config, seq_len, pairs)
-        val = generate(rngs[1], config.val_size, config, seq_len, pairs)
-        rows = {row.tobytes() for row in train[:, 0]}
-        for _ in range(100):
-            seen = [i for i, row in enumerate(val[:, 0]) if row.tobytes() in rows]
-            if not seen:
-                break
-            val[seen] = generate(rngs[1], len(seen), config, seq_len, pairs)
-        else:
-            what = f"so few rows are possible that {len(seen)} for validation are also for training"
-            raise UserError(
-                f"slice {seq_len}/{pairs}: {what}; raise vocab_size or lower train_size"
-            )
+        train_rng = np.random.default_rng([config.seed, 0, seq_len, pairs])
+        train = generate(train_rng, config.train_size, config, seq_len, pairs)
+        val_rng = np.random.default_rng([config.seed, 1, seq_len, pairs])
+        val = generate(val_rng, config.val_size, config, seq_len, pairs)
+        replace_rows_of(train, val, val_rng, config, seq_len, pairs)
+        facts = {"slice": f"{seq_len}/{pairs}", "pairs": pairs}
         for split, examples in (("train", train), ("val", val)):
             padded = np.pad(examples, ((0, 0), (0, 0), (config.shift, 0)))
-            splits[split].append((padded, {"slice": f"{seq_len}/{pairs}", "pairs": pairs}))
+            splits[split].append((padded, facts))
     return splits
+
+
+def replace_rows_of(train, val, rng, config, seq_len, pairs):
+    """Draws the rows of validation that training has, too, again, in place. Raises UserError if
+    some are left after 100 turns."""
+    rows = {row.tobytes() for row in train[:, 0]}
+    for _ in range(100):
+        seen = [i for i, row in enumerate(val[:, 0]) if row.tobytes() in rows]
+        if not seen:
+            return
+        val[seen] = generate(rng, len(seen), config, seq_len, pairs)
+    what = f"so few rows are possible that {len(seen)} for validation are also for training"
+    raise UserError(f"slice {seq_len}/{pairs}: {what}; raise vocab_size or lower train_size")
 
 
 if __name__ == "__main__":

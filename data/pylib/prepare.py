@@ -49,19 +49,21 @@ def main(argv):
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
     versions, texts = read_packages(config.requirements or DATA.parent / "requirements.txt")
-    splits = split_units(clean(read_sources() | texts), config)
-    train, val = splits["train"], splits["val"]
-    facts = dict(
-        python=platform.python_version(), packages=versions, shared_runs=shared_runs(train, val)
-    )
+    train, val = split_units(clean(read_sources() | texts), config)
+    shared = shared_runs(train, val)
+    facts = {"python": platform.python_version(), "packages": versions, "shared_runs": shared}
     out_dir, about = claim(config, GENERATOR, VERSION, **facts)
-    tokenizer = choose_tokenizer(config.tokenizer, train.values())
-    about |= dict(name="pylib", tokenizer=tokenizer, shard_tokens=config.shard_tokens)
-    report(write_stream(out_dir, {"train": train.values(), "val": val.values()}, **about), out_dir)
-    print(f"packages: {', '.join(f'{name} {version}' for name, version in versions.items())}")
-    print(
-        f"near-duplicates: {facts['shared_runs']:.1%} of validation's runs of lines stand in training, too"
+    meta = write_stream(
+        out_dir,
+        {"train": train.values(), "val": val.values()},
+        name="pylib",
+        tokenizer=choose_tokenizer(config.tokenizer, train.values()),
+        shard_tokens=config.shard_tokens,
+        **about,
     )
+    report(meta, out_dir)
+    print(f"packages: {', '.join(f'{name} {version}' for name, version in versions.items())}")
+    print(f"near-duplicates: {shared:.1%} of validation's runs of lines stand in training, too")
 
 
 def read_packages(requirements):
@@ -72,11 +74,12 @@ def read_packages(requirements):
     from packaging.requirements import InvalidRequirement, Requirement
 
     content = read_regular(requirements, 1 << 20)
-    lines = [
-        line.partition("#")[0].strip() for line in content.decode(errors="replace").splitlines()
-    ]
+    waiting = []
     with one_line(f"{requirements}: cannot be read", InvalidRequirement):
-        waiting = [Requirement(line) for line in lines if line and not line.startswith("-")]
+        for line in content.decode(errors="replace").splitlines():
+            line = line.partition("#")[0].strip()
+            if line and not line.startswith("-"):
+                waiting.append(Requirement(line))
     named = {normal(one.name) for one in waiting if is_wanted(one)}
     found = {}
     while waiting:

@@ -64,62 +64,74 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
-    splits = split_units(clean(read_sources()), config)
-    facts = dict(
-        python=platform.python_version(), shared_runs=shared_runs(splits["train"], splits["val"])
-    )
+    train, val = split_units(clean(read_sources()), config)
+    shared = shared_runs(train, val)
+    facts = {"python": platform.python_version(), "shared_runs": shared}
     out_dir, about = claim(config, GENERATOR, VERSION, **facts)
-    about |= dict(
-        name="pystdlib", tokenizer=get_tokenizer("byte"), shard_tokens=config.shard_tokens
-    )
-    report(
-        write_stream(out_dir, {split: texts.values() for split, texts in splits.items()}, **about),
+    meta = write_stream(
         out_dir,
+        {"train": train.values(), "val": val.values()},
+        name="pystdlib",
+        tokenizer=get_tokenizer("byte"),
+        shard_tokens=config.shard_tokens,
+        **about,
     )
+    report(meta, out_dir)
     print(
-        f"near-duplicates: {facts['shared_runs']:.1%} of validation's runs of {RUN} lines stand in training, too"
+        f"near-duplicates: {shared:.1%} of validation's runs of {RUN} lines stand in training, too"
     )
 
 
 def read_sources():
     """{path: text} of the standard library, sorted by path, without tests, packages, empty files
     and invalid UTF-8."""
-    root, texts = Path(sysconfig.get_path("stdlib")), {}
+    root = Path(sysconfig.get_path("stdlib"))
+    texts = {}
     for file in root.rglob("*.py"):
         path = file.relative_to(root)
         # _sysconfigdata is made when Python is built, and holds the paths of that machine
-        if (
-            LEFT_OUT & set(path.parts)
-            or path.name.startswith("_sysconfigdata")
-            or not file.is_file()
-        ):
+        is_made = path.name.startswith("_sysconfigdata")
+        if is_made or LEFT_OUT & set(path.parts) or not file.is_file():
             continue
         with contextlib.suppress(UnicodeDecodeError):
-            texts[path.as_posix()] = file.read_bytes().decode()
-    texts = {path: texts[path] for path in sorted(texts) if texts[path]}
+            text = file.read_bytes().decode()
+            if text:
+                texts[path.as_posix()] = text
     if len(texts) < 2:
         raise UserError(
             "this Python comes without its sources; run data/text/prepare.py on your own text"
         )
-    return texts
+    return {path: texts[path] for path in sorted(texts)}
 
 
 def clean(texts):
-    kept, seen = {}, set()
+    """The texts without tables, generated files and near-duplicates of those before them."""
+    kept = {}
+    seen = set()  # the runs of lines of those that are kept
     for name, text in texts.items():
-        runs = runs_of(text)
+        if name.startswith(TABLES) or is_table(text):
+            continue
         # config-*: made by a build
-        is_generated = name.startswith("config-") or GENERATED.search(text[:300])
-        lines = [line for line in text.splitlines() if line.strip()]
-        is_table = 2 * sum(len(line) for line in lines if TABLE_LINE.match(line)) > sum(
-            map(len, lines)
-        )
-        if not (
-            name.startswith(TABLES) or is_table or is_generated or len(runs & seen) > len(runs) / 2
-        ):
-            kept[name] = text
-            seen |= runs
+        if name.startswith("config-") or GENERATED.search(text[:300]):
+            continue
+        runs = runs_of(text)
+        if len(runs & seen) > len(runs) / 2:
+            continue
+        kept[name] = text
+        seen |= runs
     return kept
+
+
+def is_table(text):
+    """Whether more than half of a text stands in lines of data."""
+    of_tables = 0
+    of_all = 0
+    for line in text.splitlines():
+        if line.strip():
+            of_all += len(line)
+            if TABLE_LINE.match(line):
+                of_tables += len(line)
+    return 2 * of_tables > of_all
 
 
 def runs_of(text):
@@ -137,29 +149,39 @@ def shared_runs(train, val):
 
 
 def split_units(texts, config):
-    """{"train": {path: text}, "val": ...} of {path: text}. Raises UserError if nothing is left for
-    training."""
-    sizes, units = {name: len(text.encode()) for name, text in texts.items()}, collections.Counter()
-    # its top-level package or module
-    unit_of = {name: name.partition("/")[0].removesuffix(".py") for name in texts}
-    for name, size in sizes.items():
-        units[unit_of[name]] += size
+    """({path: text} for training, {path: text} for validation) of {path: text}. Raises UserError if
+    nothing is left for training."""
+    sizes = {path: len(text.encode()) for path, text in texts.items()}
+    unit_sizes = collections.Counter()
+    for path, size in sizes.items():
+        unit_sizes[unit_of(path)] += size
     most = config.most_bytes or math.inf
     room = config.val_fraction * min(most, sum(sizes.values()))
-    by_hash = sorted(units, key=lambda unit: hashlib.sha256(unit.encode()).digest())
-    chosen = fitting({unit: units[unit] for unit in by_hash if units[unit] <= room / 6}, room)
-    chosen = chosen or [min(units, key=units.get)]
-    val = {name: text for name, text in texts.items() if unit_of[name] in chosen}
-    others = [name for name in texts if name not in val]
+    small = {unit: size for unit, size in unit_sizes.items() if size <= room / 6}
+    by_hash = sorted(small, key=sha256_of)
+    chosen = fitting({unit: small[unit] for unit in by_hash}, room)
+    if not chosen:
+        chosen = [min(unit_sizes, key=unit_sizes.get)]
+    val = {path: text for path, text in texts.items() if unit_of(path) in chosen}
+    others = [path for path in texts if path not in val]
     order = np.random.default_rng(config.seed).permutation(len(others))
-    train = fitting(
-        {others[i]: sizes[others[i]] for i in order}, most - sum(sizes[name] for name in val)
-    )
+    in_order = [others[i] for i in order]
+    left = most - sum(sizes[path] for path in val)
+    train = fitting({path: sizes[path] for path in in_order}, left)
     if not train:
         raise UserError(
             f"most_bytes={most}: no file is left for training beside {', '.join(chosen)}; raise it"
         )
-    return {"train": {name: texts[name] for name in train}, "val": val}
+    return {path: texts[path] for path in train}, val
+
+
+def unit_of(path):
+    """The top-level package or module of a file."""
+    return path.partition("/")[0].removesuffix(".py")
+
+
+def sha256_of(name):
+    return hashlib.sha256(name.encode()).digest()
 
 
 if __name__ == "__main__":

@@ -43,16 +43,20 @@ def main(argv):
     if config.from_file:
         data = read_regular(config.from_file, 1 << 24)
     else:
-        words = f"{URL}: cannot be downloaded; --from_file=FILE takes a copy"
-        with one_line(words), urllib.request.urlopen(URL, timeout=60) as answer:
-            data = answer.read()
-    if (found := hashlib.sha256(data).hexdigest()) != SHA256:
+        with one_line(f"{URL}: cannot be downloaded; --from_file=FILE takes a copy"):
+            with urllib.request.urlopen(URL, timeout=60) as answer:
+                data = answer.read()
+    found = hashlib.sha256(data).hexdigest()
+    if found != SHA256:
         raise UserError(
             f"{config.from_file or URL}: is not tinyshakespeare: its sha256 is {found}, not {SHA256}"
         )
-    text, cut = data.decode(), len(data) * 9 // 10
-    about |= dict(name="shakespeare_char", tokenizer=get_tokenizer("byte"))
-    report(write_stream(out_dir, {"train": [text[:cut]], "val": [text[cut:]]}, **about), out_dir)
+    text = data.decode()
+    cut = len(data) * 9 // 10
+    splits = {"train": [text[:cut]], "val": [text[cut:]]}
+    tokenizer = get_tokenizer("byte")
+    meta = write_stream(out_dir, splits, name="shakespeare_char", tokenizer=tokenizer, **about)
+    report(meta, out_dir)
 
 
 if __name__ == "__main__":

@@ -68,21 +68,24 @@ def main(argv):
             f"slices={config.slices}: must grow, and be longer than length={config.length}"
         )
     out_dir, about = claim(config, GENERATOR, VERSION)
-    about |= dict(
-        name=config.task, tokenizer=f"states/{config.task}", vocab_size=TASKS[config.task][2]
-    )
-    about["drawn"] = {
-        "task": config.task,
-        "length": config.length,
-        "seed": config.seed,
-        "version": VERSION,
-    }
+    task = config.task
     slices = []
-    for length, before in zip(lengths, [0, *lengths], strict=False):
-        tokens, labels = rows(config.task, length, f"{config.seed} val", 0, config.val_size)
-        labels[:, :before] = 0
+    shorter = 0
+    for length in lengths:
+        tokens, labels = rows(task, length, f"{config.seed} val", 0, config.val_size)
+        labels[:, :shorter] = 0
         slices.append((np.stack([tokens, labels], axis=1), {"slice": str(length)}))
-    report(write_examples(out_dir, {"val": slices}, **about), out_dir)
+        shorter = length
+    meta = write_examples(
+        out_dir,
+        {"val": slices},
+        name=task,
+        tokenizer=f"states/{task}",
+        vocab_size=TASKS[task][2],
+        drawn={"task": task, "length": config.length, "seed": config.seed, "version": VERSION},
+        **about,
+    )
+    report(meta, out_dir)
 
 
 def chance(config) -> float:

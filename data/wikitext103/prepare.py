@@ -21,7 +21,6 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -64,25 +63,35 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
-    name = "wikitext103" + "-raw" * (config.version == "raw") + "-mini" * config.mini
+    name = "wikitext103"
+    if config.version == "raw":
+        name += "-raw"
+    if config.mini:
+        name += "-mini"
     config.out_dir = config.out_dir or str(DATA / name)
     sources = MINI_SOURCES if config.mini else SOURCES
     folder = Path(config.from_dir or download(HUB_CONFIG[config.version]))
-    texts = {split: read_copy(folder, source, config.version) for split, source in sources.items()}
-    texts = {split: data for split, data in texts.items() if data is not None}
+    texts = {}
+    for split, source in sources.items():
+        data = read_copy(folder, source, config.version)
+        if data is not None:
+            texts[split] = data
     if not any(texts.values()):
         raise UserError(f"{folder}: has no text in wiki.*.{config.version} or *.parquet")
     facts = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
     out_dir, about = claim(config, GENERATOR, VERSION, text=facts)
     # after the text: without the internet, the error about the text names the ways to get both
-    tokenizer = choose_tokenizer(config.tokenizer, documents(next(iter(texts.values()))))
-    counted = partial(encode, tokenizer=tokenizer, count_words=count_words)
-    splits = {
-        split: map(counted, tqdm(documents(data), split, unit="document"))
-        for split, data in texts.items()
-    }
-    about |= dict(name=name, tokenizer=tokenizer, shard_tokens=config.shard_tokens)
-    report(write_stream(out_dir, splits, **about), out_dir)
+    first = next(iter(texts.values()))
+    tokenizer = choose_tokenizer(config.tokenizer, documents(first))
+    meta = write_stream(
+        out_dir,
+        {split: encoded(data, split, tokenizer) for split, data in texts.items()},
+        name=name,
+        tokenizer=tokenizer,
+        shard_tokens=config.shard_tokens,
+        **about,
+    )
+    report(meta, out_dir)
 
 
 def download(name):
@@ -104,8 +113,9 @@ def read_copy(folder, source, version):
     if os.path.isfile(file):
         return file.read_bytes()
     for place in (folder / HUB_CONFIG[version], folder):
-        if files := sorted(filter(os.path.isfile, place.glob(f"{source}*.parquet"))):
-            return b"".join(map(read_parquet, files))
+        files = sorted(file for file in place.glob(f"{source}*.parquet") if file.is_file())
+        if files:
+            return b"".join(read_parquet(file) for file in files)
     return None
 
 
@@ -122,8 +132,9 @@ def read_parquet(file):
 def describe(data, source, version):
     """What identifies the text, for meta.json. A text with the published number of lines is the
     whole split."""
-    lines, published = data.count(b"\n") + (not data.endswith(b"\n")), WORDS[source]
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
     is_whole = lines == LINES[source]
+    published = WORDS[source]
     if b"\r\n" in data:  # which hides every title
         raise UserError(
             f"{source}: has lines that end in \\r\\n, where the published ones end in \\n; convert them"
@@ -134,15 +145,21 @@ def describe(data, source, version):
         "lines": lines,
         "whole": is_whole,
     }
-    if (
-        is_whole
-        and version == "tokens"
-        and (words := sum(map(count_words, documents(data)))) != published
-    ):
-        what = f"{source}: has {words:,} words, where {published:,} are published"
-        raise UserError(f"{what}; the copy is damaged or not the tokenised version")
-    # word perplexities of the raw version, too, are published per word of the tokenised version
-    return facts | ({"published_words": published} if is_whole else {})
+    if is_whole and version == "tokens":
+        words = sum(count_words(document) for document in documents(data))
+        if words != published:
+            what = f"{source}: has {words:,} words, where {published:,} are published"
+            raise UserError(f"{what}; the copy is damaged or not the tokenised version")
+    if is_whole:
+        # word perplexities of the raw version, too, are published per word of the tokenised version
+        facts["published_words"] = published
+    return facts
+
+
+def encoded(data, split, tokenizer):
+    """Yields the documents of a text, encoded."""
+    for document in tqdm(documents(data), split, unit="document"):
+        yield encode(document, tokenizer, count_words)
 
 
 def documents(data):
