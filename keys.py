@@ -36,6 +36,8 @@ ELSEWHERE = {
     "n_positions": "block_size", "always_save_checkpoint": "what every evaluation does",
     "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "three lines of Python (docs/reliability.md)",
     "wandb_project": "three lines of Python (docs/reliability.md)", "backend": "chosen by the device",
+    "shards": "parallel=fsdp, with a shard on each process", "gather_dtype": "what dtype says",
+    "checkpoint": "init_from=FILE to start from one; each is one file",
 }  # fmt: skip
 
 
@@ -316,16 +318,6 @@ class TrainConfig(GPTConfig):
         "what each process holds; ddp: all of the model, fsdp: a shard",
         choices=("ddp", "fsdp"),
     )
-    shards: int = key(
-        0,
-        "fsdp: processes that share one copy of the model (0: all); divides their number",
-        at_least=0,
-    )
-    gather_dtype: str = key(
-        "auto",
-        "fsdp: dtype in which linear layers are gathered; auto: dtype, with the losses of float32 in less memory",
-        choices=("auto", "float32"),
-    )
     activation_checkpointing: bool = key(
         False, "compute each block again on the way back: less memory, more time"
     )
@@ -402,11 +394,6 @@ class TrainConfig(GPTConfig):
     )
     eval_batch_size: int | None = key(
         None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1
-    )
-    checkpoint: str = key(
-        "whole",
-        "whole: ckpt.pt has all; sharded: each process writes its part of the tensors while the training goes on",
-        choices=("whole", "sharded"),
     )
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
     logger: str = key(

@@ -53,7 +53,7 @@ from runs.hardware import SIGNAL_STEPS, Processes, Stopped, autocast, peak_flops
 from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import bad_weight, first_bad_tensor, first_rows, is_spike, training_meters
-from runs.resume import optimizer_state, restore, scale_new, take_weights, where_to_start
+from runs.resume import restore, scale_new, take_weights, where_to_start
 from runs.rules import DataError
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
@@ -184,6 +184,15 @@ def make_optimizers(
     return [Muon(of_muon, parts, config.learning_rate), adamw] if of_muon else [adamw]
 
 
+def numbers_of_groups(optimizers: list[torch.optim.Optimizer]) -> list[dict]:
+    """What a checkpoint keeps of each parameter group: all but its parameters."""
+    numbers = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            numbers.append({name: value for name, value in group.items() if name != "params"})
+    return numbers
+
+
 def make_model(
     config: TrainConfig, resumed: dict | None, source: dict | None
 ) -> tuple[GPT, list[str], list[str]]:
@@ -191,10 +200,6 @@ def make_model(
     lines to print)"""
     model_config = GPTConfig(**model_args(config))
     torch.manual_seed(config.seed)
-    if resumed is not None and "shards" in resumed:
-        # each process reads what it holds of the weights (runs/resume.py)
-        with memory.NoRandomStart():
-            return GPT(model_config), resumed["new"], []
     if resumed is not None:
         return (
             build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt"),
@@ -312,12 +317,12 @@ def train(
     )
     run_id = processes.from_main(uuid.uuid4().hex)
     if resumed is not None:
-        restore(resumed, optimizers, out.path / "ckpt.pt", scaler, model)
+        restore(resumed, model, optimizers, out.path / "ckpt.pt", scaler)
         first_step = saved_step = resumed["iter_num"]
         best_val_loss, run_id = float(resumed["best_val_loss"]), resumed["run_id"]
         seconds_before, eval_seconds = float(resumed["seconds"]), float(resumed["eval_seconds"])
     elif source is not None and config.keep_moments:
-        restore(source, optimizers, config.init_from)
+        restore(source, model, optimizers, config.init_from)
     # main has the dicts: each process would keep these in RAM
     for checkpoint in filter(None, (resumed, source)):
         checkpoint.pop("model", None)
@@ -363,7 +368,7 @@ def train(
         A signal ends it before its next batch, on all processes: Stopped."""
         nonlocal eval_seconds
         start = time.perf_counter()
-        with parallel.readable(model):
+        with parallel.eager(model):
             numbers = evaluate(
                 model,
                 dataset,
@@ -379,7 +384,7 @@ def train(
             if not math.isfinite(numbers["loss"]):
                 stop(step, f"validation loss is {numbers['loss']}", bad_weight(model))
             numbers["seconds"] = time.perf_counter() - start
-            if with_meters and (processes.is_main or parallel.is_sharded(config, world_size)):
+            if with_meters and (processes.is_main or parallel.is_fsdp(config, world_size)):
                 # of a mixture, those of the first part
                 numbers["meters"] = training_meters(
                     model, dataset.parts[0], config.block_size, dtype
@@ -391,7 +396,7 @@ def train(
         """Ends the run if a step so far was bad. The weights are those from before it."""
         if (bad := int(bad_step)) >= 0:
             losses = (micro_loss(model, config, dtype, bad, batch) for batch in next(read([bad])))
-            with parallel.readable(model):
+            with parallel.eager(model):
                 tensors = processes.from_all(first_bad_tensor(model, losses))
             stop(bad, "the loss or its gradient is not finite", next(filter(None, tensors), None))
         if scaler.is_enabled() and scaler.get_scale() < 1:
@@ -402,7 +407,7 @@ def train(
         """Ends the run if the output is not finite, before a save replaces the last good
         checkpoint: an update may make weights so large that only the next loss shows it."""
         inputs = first_rows(dataset.parts[0], "val", 1, config.block_size)[0].to(device)
-        with parallel.readable(model), torch.no_grad(), autocast(device_type, dtype):
+        with parallel.eager(model), torch.no_grad(), autocast(device_type, dtype):
             model.eval()
             hidden, _ = model.features(inputs)
             model.train()
@@ -412,11 +417,12 @@ def train(
     def save(is_best: bool) -> None:
         """Writes all that the rest of the run depends on, to best.pt, too, if it is the best."""
         nonlocal saved_step
+        weights, moments = parallel.whole_state(model, optimizers)
         checkpoint = about | {
-            "model": model.state_dict(),
+            "model": weights,
             "model_args": model_args(config),
             "new": new,
-            "optimizer": optimizer_state(optimizers),
+            "optimizer": {"state": moments, "param_groups": numbers_of_groups(optimizers)},
             "scaler": scaler.state_dict(),
             "rng": torch.get_rng_state(),
             "iter_num": step,
@@ -432,7 +438,6 @@ def train(
     def end_by_signal(number: int) -> NoReturn:
         """Prints where the run goes on, and exits with the status that shells report for a process
         that the signal ended. All steps so far are saved."""
-        out.wait()
         if processes.is_main:
             name = signal.Signals(number).name
             print(
@@ -452,7 +457,6 @@ def train(
     def stop(bad_step: int, reason: str, tensor: str | None) -> NoReturn:
         """Logs and prints why and where the run ends, and exits with status 1."""
         out.log(event="stopped", step=bad_step)
-        out.wait()
         if processes.is_main:
             where = f"first bad tensor: {tensor}" if tensor else "all weights are still finite"
             saved = f"{out.path / 'ckpt.pt'} holds the last good step saved, {saved_step}"
@@ -553,8 +557,7 @@ def train(
             )
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-        grad_norm = parallel.full_tensor(grad_norm)
+        grad_norm = parallel.clip_gradients(model, config.grad_clip)
 
         # update, unless the loss or the gradient is not finite in this step or in an earlier one.
         # In float16 an infinite gradient only means that the loss scale was too high: this step
@@ -599,7 +602,6 @@ def train(
     # the end: the whole validation split, unless the evaluations have read all of it, or it takes
     # too long
     bar.close()
-    out.wait()
     counts, trained = dataset.counts("val"), time.perf_counter() - started - eval_seconds
     reads_a_sample = (config.eval_tokens or math.inf) < counts["tokens"]
     labels = counts.get("labels", counts["tokens"])  # of rows few tokens have one

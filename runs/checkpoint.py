@@ -16,7 +16,6 @@ format number. A folder of transformers is read as export.py --from_hf reads it
 import json
 import pickle
 import zipfile
-from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +26,6 @@ import configurator
 from configurator import UserError, show
 from data.shards import MAX_VOCAB, Dataset, open_dataset
 from model import GPT, GPTConfig
-from runs import sharded
 from runs.files import (
     CHECKPOINTS,
     find_checkpoint,
@@ -66,12 +64,10 @@ FIELDS = {
         "mask_documents?": (bool, 0, 1),
     },
 }
-# of one in shards; a parameter's moments are not here
-IN_SHARDS = {
-    "shards": {"folder": TEXT, "files": {str: TEXT}},
-    "optimizer": {"state": {str: (dict, 0, 0)}},
-}
-WEIGHTS, ALL = ("model",), ("model", "optimizer")  # what load reads of a checkpoint in shards
+# the last code that has the keys shards, gather_dtype and checkpoint, and reads what they wrote
+LAST_WITH_SHARDS = "27a232e"
+# keys of older checkpoints that said how processes shared a run: any others may go on with it
+GONE = {"shards", "gather_dtype", "checkpoint"}
 
 
 def save(path: Path | str, checkpoint: dict) -> None:
@@ -103,18 +99,15 @@ def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict) -> 
     write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))
 
 
-def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHTS) -> dict:
+def load(path: Path | str, mapped: bool = False) -> dict:
     """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no
     checkpoint.
 
-    mapped: the tensors stay in the file (load_torch), for callers that copy at once what they keep.
-    parts: which of the tensors to read where they are in shards.
-    """
+    mapped: the tensors stay in the file (load_torch), for callers that copy at once what they keep."""
     path = find_checkpoint(path)
     checkpoint = load_torch(path, mapped) if path.suffix not in OF_FOLDERS else _load_folder(path)
-    fields = FIELDS | (IN_SHARDS if isinstance(checkpoint, dict) and "shards" in checkpoint else {})
     with one_line(f"{path}: no checkpoint of this project", ValueError, TypeError):
-        wrong = wrong_field(checkpoint, fields)
+        wrong = wrong_field(checkpoint, FIELDS)
         if wrong or not isinstance(checkpoint.get("model"), dict):
             raise ValueError(wrong or "it has no model")
         json.dumps([checkpoint.get(name) for name in ("model_args", "data")], allow_nan=False)
@@ -123,15 +116,21 @@ def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHT
         raise UserError(
             f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}"
         )
-    if "shards" in checkpoint and parts:
-
-        def whole(name, shape):
-            return torch.empty(shape) if name.split("/")[0] in parts else None
-
-        checkpoint["model"], moments = sharded.read(path, checkpoint["shards"], whole)
-        checkpoint["optimizer"]["state"] |= moments
+    if "shards" in checkpoint:
+        raise UserError(
+            f"{path}: its tensors are in shards beside it; export.py --whole of commit {LAST_WITH_SHARDS} makes "
+            "one file of them, and this version reads that"
+        )
+    for name in ("model_args", "config"):
+        if isinstance(checkpoint.get(name), dict):
+            checkpoint[name] = keys_of_today(checkpoint[name])
     check_tensors(checkpoint["model"], path)
     return checkpoint
+
+
+def keys_of_today(keys: dict) -> dict:
+    """The keys of an older checkpoint, without those that are gone and said nothing of the model."""
+    return {name: value for name, value in keys.items() if name not in GONE}
 
 
 def check_tensors(tensors: dict, path: Path) -> None:

@@ -348,7 +348,6 @@ OUTPUTS = {
         ".html", begins=b"<!DOCTYPE html>", mark=b"The page that token_page.py writes"
     ),
     "report": Output(".html", begins=b"<!doctype html>", mark=REPORT_END.encode()),
-    "checkpoint": Output(".pt", begins=b"PK\x03\x04", mark=b"/data.pkl"),
 }
 
 

@@ -20,7 +20,7 @@ from configurator import UserError
 from data.shards import Dataset
 from model import GPT, GPTConfig
 from runs.hardware import Processes
-from runs.parallel import shards_of
+from runs.parallel import is_fsdp
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # files of a control group, of version 2 and of version 1: its limit, and what it uses
@@ -142,7 +142,8 @@ def check_training(config, dataset: Dataset, processes: Processes) -> None:
     tokens = config.batch_size * dataset.longest("train", config.block_size)
     rows = 16 * tokens * (config.gradient_accumulation_steps // processes.world_size)
     copies = 4 if config.optimizer == "adamw" else 3
-    states = copies * weights / shards_of(config, processes.world_size)
+    shards = processes.world_size if is_fsdp(config, processes.world_size) else 1
+    states = copies * weights / shards
     check(config, weights, "cpu", processes.local_size)
     needed = states + rows + of_pass(config, tokens, dataset, config.block_size)
     check(config, needed, processes.device_type, processes.local_size)

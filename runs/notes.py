@@ -28,7 +28,6 @@ def notes_on_keys(config, resumes: bool, new: list[str]) -> list[str]:
         ),
         (["new_lr_scale"], not new, "no parameter is new beside a checkpoint's"),
         (["keep_moments"], resumes, "the run goes on with its own"),
-        (["shards", "gather_dtype"], config.parallel == "ddp", "parallel is ddp"),
     )
     given = [name for name in unused if name in config.given]
     notes = [

@@ -4,7 +4,6 @@
         out.start(about, first_step=0)                      # config.json, code/, metrics.jsonl, tensorboard/
         out.log(event="train", step=0, loss=10.8)           # one object a line
         out.save(checkpoint, is_best=True)                  # best.pt, ckpt.pt
-        out.wait()                                          # checkpoint=sharded: until they are written
 
 Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are all it takes to go
 on. Under torchrun every process makes these calls: rank 0 writes, and a UserError of rank 0 is
@@ -17,11 +16,8 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -31,11 +27,10 @@ import torch
 
 from configurator import UserError
 from runs import checkpoint as checkpoints
-from runs import files, sharded
+from runs import files
 from runs.files import write_text
 from runs.hardware import Processes
 from runs.imports import imported_files
-from runs.parallel import gathered
 from runs.rules import wrong_field
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,34 +55,13 @@ OF_OTHER_SCRIPTS = {
 }
 
 
-@dataclasses.dataclass
-class Shards:
-    """A checkpoint in shards: its step, the name of their folder, all that is not in them, {file:
-    SHA-256} or None while they are written."""
-
-    step: int
-    name: str
-    rest: dict
-    is_best: bool
-    files: dict | None = None
-    lock: Any = dataclasses.field(default_factory=threading.Lock)
-
-    def checkpoint(self) -> tuple[dict, bool]:
-        return self.rest | {"shards": {"folder": self.name, "files": self.files}}, self.is_best
-
-
 class OutDir:
     def __init__(self, config, processes, resumed=None):
         """resumed: the checkpoint of this folder that the run goes on from, or None."""
-        if config.checkpoint == "sharded":
-            checkpoints.import_safetensors()
         self.path, self.rows = Path(config.out_dir), Path(config.out_dir) / "metrics.jsonl"
         self.config, self.processes, self.resumed = config, processes, resumed
         self.lock = self.metrics = self.board = None
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
-        # checkpoint=sharded: a save under way; the shards of the last one; how the processes agree
-        # on a save
-        self.saving = self.shards = self.group = None
         # the row of the end, on rank 0, if the run had ended at the step from which it goes on
         self.ended = None
 
@@ -96,13 +70,9 @@ class OutDir:
         return self
 
     def __exit__(self, kind, *error):
-        try:
-            if kind in (None, SystemExit):  # all processes end together
-                self.wait()
-        finally:
-            for file in filter(None, (self.board, self.metrics, self.lock)):
-                with contextlib.suppress(OSError):  # a full disk, which was reported
-                    file.close()
+        for file in filter(None, (self.board, self.metrics, self.lock)):
+            with contextlib.suppress(OSError):  # a full disk, which was reported
+                file.close()
 
     def start(self, about: dict, first_step: int) -> None:
         self.processes.on_main(self._start, about, first_step)
@@ -118,39 +88,8 @@ class OutDir:
 
     def save(self, checkpoint: dict, is_best: bool = False) -> None:
         """Writes ckpt.pt. If it is the best, the file is best.pt before it is ckpt.pt, which
-        vouches for the others.
-
-        checkpoint=sharded: only copies the tensors; ckpt.pt comes when all processes have written
-        theirs. A second save of the same step, as the best, takes the shards of the first one, and
-        waits for nothing.
-        """
-        if self.config.checkpoint == "whole":
-            self.processes.on_main(
-                self._save, gathered(checkpoint, self.processes.is_main), is_best
-            )
-            return
-        # the names of parameters stay: before the first step they have no moments, and nothing in a
-        # file of shards
-        state = {parameter: {} for parameter in checkpoint["optimizer"]["state"]}
-        rest = checkpoint | {"model": {}, "optimizer": checkpoint["optimizer"] | {"state": state}}
-        if self.shards is not None and self.shards.step == checkpoint["iter_num"]:
-            self.processes.on_main(self._save_again, rest, is_best)
-            return
-        self.wait()
-        if self.group is None and self.processes.world_size > 1:
-            self.group = torch.distributed.new_group(backend="gloo")
-        name = self.processes.from_main(f"{checkpoint['iter_num']}-{secrets.token_hex(4)}")
-        self.shards = Shards(checkpoint["iter_num"], name, rest, is_best)
-        folder = self.path / sharded.FOLDERS / name
-        self.saving = sharded.save(
-            folder, sharded.flat(checkpoint), self.group, self._save_with_shards
-        )
-
-    def wait(self) -> None:
-        """Until the last save is on the disk. Raises UserError."""
-        saving, self.saving = self.saving, None
-        if saving is not None:
-            sharded.wait(saving)
+        vouches for the others."""
+        self.processes.on_main(self._save, checkpoint, is_best)
 
     # -- on rank 0 ---------------------------------------------------------------------------------
 
@@ -162,7 +101,7 @@ class OutDir:
             folders.update(str(parent) for parent in Path(name).parents if parent.name)
         names = ["config.json", "metrics.jsonl", "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
         names += sorted(file.name for file in self.path.glob("ckpt-*.pt"))
-        files.check_inside(self.path, names, [*sorted(folders), "tensorboard", sharded.FOLDERS])
+        files.check_inside(self.path, names, [*sorted(folders), "tensorboard"])
         files.check_inside(self.path, code)
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt
@@ -212,7 +151,6 @@ class OutDir:
                 add_row(self.board, row)
         if self.resumed is None:
             self._remove_old_run()
-        self._remove_shards()
         about |= {"command": sys.argv, "versions": versions(), **git_state()}
         write_text(self.path / "config.json", json.dumps(about, indent=2))
         is_its_code = ROOT == (self.path / "code").resolve()  # which goes on by itself
@@ -259,37 +197,6 @@ class OutDir:
         step, interval = state["iter_num"], self.config.keep_interval
         if interval is not None and step > 0 and step % interval == 0:
             files.link_whole(file, self.path / kept_checkpoint(step))
-        self._remove_shards()
-
-    def _save_with_shards(self, files):
-        """Is called by the thread that has written the shards."""
-        with self.shards.lock:
-            self.shards.files = files
-            self._save(*self.shards.checkpoint())
-
-    def _save_again(self, rest, is_best):
-        with self.shards.lock:
-            self.shards.rest = rest
-            self.shards.is_best = is_best
-            if self.shards.files is not None:  # else the thread that still writes them saves this
-                self._save(*self.shards.checkpoint())
-
-    def _remove_shards(self):
-        """Removes the folders of shards that no checkpoint needs, such as those that a kill has
-        left."""
-        there = [
-            folder
-            for folder in (self.path / sharded.FOLDERS).glob("*")
-            if sharded.NAME.fullmatch(folder.name)
-        ]
-        files = self._checkpoints() if there else []
-        needed = [
-            checkpoints.load_torch(file, mapped=True).get("shards", {}).get("folder")
-            for file in files
-        ]
-        for folder in there:
-            if folder.name not in needed:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def kept_checkpoint(step: int) -> str:

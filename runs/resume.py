@@ -18,11 +18,11 @@ from gate import Gate
 from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import files, sharded
+from runs import files
 from runs.checkpoint import TEXT
 from runs.hardware import DTYPES
 from runs.outdir import code_sha256
-from runs.parallel import part_of, rows_of
+from runs.parallel import load_moments, named_parameters
 from runs.rules import Rule, wrong_field
 
 # what a checkpoint must hold for --init_from=resume; rules.wrong_field says how the tables are read
@@ -80,7 +80,7 @@ def go_on(given: dict, file: Path) -> tuple:
     """What where_to_start returns for a run that goes on from this ckpt.pt."""
     written = file.stat().st_mtime_ns if os.path.isfile(file) else None
     resumed, about = (
-        checkpoints.load(file, mapped=True, parts=()) | {"written": written},
+        checkpoints.load(file, mapped=True) | {"written": written},
         file.with_name("config.json"),
     )
     if missing := [name for name in STATE if name not in resumed]:
@@ -156,8 +156,7 @@ def rows_of_step(keys: dict) -> int:
 def start_from_weights(given: dict, path: str) -> tuple:
     """What where_to_start returns for a run that starts from another's weights, with its keys of
     the model."""
-    parts = checkpoints.ALL if given.get("keep_moments") else checkpoints.WEIGHTS
-    source = checkpoints.load(path, mapped=True, parts=parts)
+    source = checkpoints.load(path, mapped=True)
     of_model = model_keys(source, path)
     config = configurator.build(TrainConfig, of_model | given, source=path)
     if files.find_checkpoint(path).resolve().parent == Path(config.out_dir).resolve():
@@ -205,42 +204,23 @@ def model_keys(checkpoint: dict, path: Path | str) -> dict:
     return {name: value for name, value in keys.items() if name != "kernels"}
 
 
-def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
-    """[(name, parameter)], in the order that its state_dict numbers them."""
-    return [
-        pair
-        for g in optimizer.param_groups
-        for pair in zip(g["param_names"], g["params"], strict=True)
-    ]
-
-
-def optimizer_state(optimizers: list[torch.optim.Optimizer]) -> dict:
-    """{"state": {name of a parameter: its moments}, "param_groups": [their numbers]} of all
-    optimizers together."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    numbers = [
-        {name: value for name, value in group.items() if name != "params"} for group in groups
-    ]
-    state = {name: o.state.get(p, {}) for o in optimizers for name, p in named_parameters(o)}
-    return {"state": state, "param_groups": numbers}
-
-
-def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> None:
-    """Puts the moments of an optimizer_state into the optimizers. Raises ValueError for those of
-    another model: AdamW's fused kernel would write past the end of a smaller tensor."""
-    names = {name for optimizer in optimizers for name, _ in named_parameters(optimizer)}
-    if saved["state"].keys() != names:
+def check_moments(optimizers: list[torch.optim.Optimizer], moments: dict) -> None:
+    """Raises ValueError for moments {name: {"exp_avg": tensor ...}} that are not whole tensors of
+    these optimizers: AdamW's fused kernel would write past the end of a smaller one."""
+    names = set()
+    for optimizer in optimizers:
+        names |= {name for name, _ in named_parameters(optimizer)}
+    if moments.keys() != names:
         raise ValueError(
-            f"its optimizer has {len(saved['state'])} parameters, of other names than the model's"
+            f"its optimizer has {len(moments)} parameters, of other names than the model's"
         )
     for optimizer in optimizers:
-        state = {}
-        for number, (name, parameter) in enumerate(named_parameters(optimizer)):
-            moments = saved["state"][name]
-            kind = type(optimizer).__name__
-            if moments and moments.keys() != MOMENTS.get(kind, moments.keys()):
+        kind = type(optimizer).__name__
+        for name, parameter in named_parameters(optimizer):
+            parts = moments[name]
+            if parts and parts.keys() != MOMENTS.get(kind, parts.keys()):
                 raise ValueError(f"its optimizer's state is not {kind}'s")
-            for part, tensor in moments.items():
+            for part, tensor in parts.items():
                 if not isinstance(tensor, torch.Tensor):
                     raise ValueError(
                         f"its optimizer's {part} of {name} is {show(tensor)}, which is no tensor"
@@ -248,65 +228,26 @@ def load_optimizers(optimizers: list[torch.optim.Optimizer], saved: dict) -> Non
                 # torch's NAdam has another
                 is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()
                 shape = () if is_number else tuple(parameter.shape)
-                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(
-                    rows_of(parameter, tensor)
-                ):
+                if tuple(tensor.shape) != shape or checkpoints.wrong_tensor(tensor):
                     raise ValueError(
                         f"its optimizer's {part} of {name} is no finite tensor of shape {shape}"
                     )
-                if part in NEVER_NEGATIVE and (rows_of(parameter, tensor) < 0).any():
+                if part in NEVER_NEGATIVE and (tensor < 0).any():
                     raise ValueError(f"its optimizer's {part} of {name} is negative")
-                # what this process needs is copied: the tensors lie in the file
-                ours = (
-                    part_of(parameter, tensor).to(parameter.device, copy=True)
-                    if shape
-                    else tensor.clone()
-                )
-                state.setdefault(number, {})[part] = ours
-        # rates, betas and weight decay come from the config
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-
-
-def read_shards(
-    saved: dict, model: GPT, optimizers: list[torch.optim.Optimizer], file: Path
-) -> None:
-    """Fills the model and the dict of a run that goes on with what this process holds of the
-    tensors in shards."""
-    ours = sharded.flat({"model": model.state_dict(), "optimizer": {"state": {}}})
-    parameters = dict(pair for optimizer in optimizers for pair in named_parameters(optimizer))
-
-    def tensor_for(name, shape):
-        parameter = parameters.get(name.split("/")[1])
-        like = (
-            torch.empty_like(parameter)
-            if parameter is not None and parameter.shape == shape
-            else torch.empty(shape)
-        )
-        return ours.get(name) if name.startswith("model/") else like
-
-    weights, moments = sharded.read(file, saved["shards"], tensor_for)
-    saved["optimizer"]["state"] |= moments
-    if len(weights) != len(ours):
-        raise UserError(
-            f"{file}: its shards have {len(weights)} of the model's {len(ours)} weights"
-        )
-    checkpoints.check_tensors({name: rows_of(x, x) for name, x in weights.items()}, file)
 
 
 def restore(
     saved: dict,
+    model: GPT,
     optimizers: list[torch.optim.Optimizer],
     file: Path | str,
     scaler=None,
-    model: GPT | None = None,
 ) -> None:
     """Gives the parameters their moments and, where a run goes on, the scaler its scale and torch
-    its random state; the weights, too, where they are in shards. Raises UserError for wrong
-    ones."""
-    if model is not None and "shards" in saved:
-        read_shards(saved, model, optimizers, Path(file))
+    its random state. Raises UserError for wrong ones."""
     with files.one_line(f"{file}: no run can go on from it", Exception):
-        load_optimizers(optimizers, saved["optimizer"])
+        check_moments(optimizers, saved["optimizer"]["state"])
+        load_moments(model, optimizers, saved["optimizer"]["state"])
         if scaler is not None:
             scaler.load_state_dict(saved["scaler"])
             torch.set_rng_state(saved["rng"].cpu())

@@ -87,7 +87,7 @@ def is_same(one, other):
 
 
 def test_a_key_of_training_that_does_nothing_is_named_and_so_is_a_warmup_longer_than_the_run():
-    words = "--schedule=constant --min_lr=0 --muon_lr_scale=2 --new_lr_scale=10 --shards=2 --vocab_size=9"
+    words = "--schedule=constant --min_lr=0 --muon_lr_scale=2 --new_lr_scale=10 --vocab_size=9"
 
     def notes(words, new):
         config = TrainConfig(**(values := configurator.read_words(TrainConfig, words.split())))
@@ -95,8 +95,8 @@ def test_a_key_of_training_that_does_nothing_is_named_and_so_is_a_warmup_longer_
         return notes_on_keys(config, False, new)
 
     named = [note.split("=")[0] for note in notes(words, [])]
-    assert named == [f"note: {key}" for key in ("min_lr", "muon_lr_scale", "new_lr_scale", "shards")]
-    used = "--min_lr=0 --optimizer=muon --muon_lr_scale=2 --init_from=x --new_lr_scale=10 --parallel=fsdp --shards=2"
+    assert named == [f"note: {key}" for key in ("min_lr", "muon_lr_scale", "new_lr_scale")]
+    used = "--min_lr=0 --optimizer=muon --muon_lr_scale=2 --init_from=x --new_lr_scale=10"
     used += " --keep_moments=true --vocab_size=9"
     assert not notes(used, ["wte.weight"])
     words = "warmup_iters=9 is longer than the run of 3 steps, which reaches 30% of learning_rate=0.001"
