@@ -72,7 +72,7 @@ def where_to_start(given: dict) -> tuple:
             raise UserError(
                 f"keep_moments=True: init_from={init_from!r} has none; name a run's ckpt.pt there"
             )
-    config.given = frozenset(given)
+    config.user_keys = frozenset(given)
     return config, *rest
 
 

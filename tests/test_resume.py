@@ -302,7 +302,7 @@ def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(had, start, g
     words = helpers.words(out_dir=out_dir, init_from=start, max_iters=9, **given)
     config, *_ = where_to_start(configurator.read_words(train.TrainConfig, words))
     assert {name: getattr(config, name) for name in has} == has and config.max_iters == 9
-    assert config.given >= {"out_dir", "init_from", "max_iters", *given}
+    assert config.user_keys >= {"out_dir", "init_from", "max_iters", *given}
 
 
 def test_a_run_goes_on_from_a_checkpoint_that_has_keys_which_are_gone_and_a_command_line_may_not(keys, helpers):
