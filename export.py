@@ -45,10 +45,11 @@ configurator.begin(__name__, ExportConfig, __doc__, positional=None)
 
 from pathlib import Path
 
+from base.tensors import import_safetensors
 from hub.export_hf import write_folder
 from hub.huggingface import export_to, read_folder
 from hub.text import copied_files
-from runs.checkpoint import import_safetensors, load
+from runs.checkpoint import load
 
 
 def main(argv: list[str]) -> None:

@@ -39,6 +39,13 @@ ELSEWHERE = {
     "shards": "parallel=fsdp, with a shard on each process", "gather_dtype": "what dtype says",
     "checkpoint": "init_from=FILE to start from one; each is one file",
 }  # fmt: skip
+# keys of older checkpoints that are gone, and said nothing that a run or a model depends on
+GONE = {"shards", "gather_dtype", "checkpoint"}
+
+
+def keys_of_today(keys: dict) -> dict:
+    """The keys that an older checkpoint holds, as they are called today: the one place for this."""
+    return {name: value for name, value in keys.items() if name not in GONE}
 
 
 def word_of(pattern: str, layer: int) -> str:

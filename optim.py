@@ -24,16 +24,6 @@ from runs.parallel import on_whole
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def keep_compiler_out() -> None:
-    """Spares a run that compiles nothing the import of torch's compiler, 1.3 s: torch's optimizers
-    wrap some methods in what imports it, to keep it out of them."""
-    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
-        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if method is not None:
-            # what torch._compile._disable_dynamo looks for before it imports
-            method.__dynamo_disable = method
-
-
 def matrices_of(model, with_gates: bool = True) -> dict[Tensor, list[int]]:
     """{weight of a linear layer in a block: the rows of each matrix in it}. Moonlight gives Muon
     the same ones (Liu et al. 2025): small ones such as beta's too, but no embedding, output layer,

@@ -1,8 +1,8 @@
 """out_dir holds the files of a run, and only one run at a time writes them.
 
     with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
-        out.start(about, first_step=0)                      # config.json, code/, metrics.jsonl, tensorboard/
-        out.log(event="train", step=0, loss=10.8)           # one object a line
+        out.start(about, first_step=0)                      # config.json, code/, the loggers
+        out.log({"event": "train", "step": 0, "loss": 10.8})
         out.save(checkpoint, is_best=True)                  # best.pt, ckpt.pt
 
 Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are all it takes to go
@@ -31,6 +31,7 @@ from runs import files
 from runs.files import write_text
 from runs.hardware import Processes
 from runs.imports import imported_files
+from runs.loggers import LOGGERS, METRICS, JsonLines
 from runs.rules import wrong_field
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,9 +59,13 @@ OF_OTHER_SCRIPTS = {
 class OutDir:
     def __init__(self, config, processes, resumed=None):
         """resumed: the checkpoint of this folder that the run goes on from, or None."""
-        self.path, self.rows = Path(config.out_dir), Path(config.out_dir) / "metrics.jsonl"
-        self.config, self.processes, self.resumed = config, processes, resumed
-        self.lock = self.metrics = self.board = None
+        self.path = Path(config.out_dir)
+        self.config = config
+        self.processes = processes
+        self.resumed = resumed
+        self.lock = None
+        self.metrics = None
+        self.loggers = []  # of metrics.jsonl and others, on rank 0
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
         # the row of the end, on rank 0, if the run had ended at the step from which it goes on
         self.ended = None
@@ -69,22 +74,20 @@ class OutDir:
         self.processes.on_main(self._lock)
         return self
 
-    def __exit__(self, kind, *error):
-        for file in filter(None, (self.board, self.metrics, self.lock)):
+    def __exit__(self, *error):
+        for file in (*self.loggers, self.lock):
             with contextlib.suppress(OSError):  # a full disk, which was reported
-                file.close()
+                if file is not None:
+                    file.close()
 
     def start(self, about: dict, first_step: int) -> None:
+        """Writes config.json, which holds `about`, and the code, and opens the loggers."""
         self.processes.on_main(self._start, about, first_step)
 
-    def log(self, **row: object) -> None:
-        """A line of metrics.jsonl, written at once. A number that is not finite is no JSON, and
-        raises ValueError."""
-        if self.metrics is not None:
-            self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
-            self.metrics.flush()
-            if self.board is not None:
-                add_row(self.board, row)
+    def log(self, row: dict) -> None:
+        """Hands a row to the loggers. ValueError for a number that is not finite."""
+        for logger in self.loggers:
+            logger.log(row)
 
     def save(self, checkpoint: dict, is_best: bool = False) -> None:
         """Writes ckpt.pt. If it is the best, the file is best.pt before it is ckpt.pt, which
@@ -99,7 +102,7 @@ class OutDir:
         folders = set()
         for name in code:
             folders.update(str(parent) for parent in Path(name).parents if parent.name)
-        names = ["config.json", "metrics.jsonl", "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
+        names = ["config.json", METRICS, "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
         names += sorted(file.name for file in self.path.glob("ckpt-*.pt"))
         files.check_inside(self.path, names, [*sorted(folders), "tensorboard"])
         files.check_inside(self.path, code)
@@ -115,49 +118,45 @@ class OutDir:
                 "--overwrite=true starts over"
             )
         # ckpt.pt was read before the lock was there: the run before may have saved once more
-        if (
-            self.resumed is not None
-            and os.stat(self.path / "ckpt.pt").st_mtime_ns != self.resumed["written"]
-        ):
-            self.lock.close()
-            raise UserError(
-                f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again"
-            )
+        if self.resumed is not None:
+            written = os.stat(self.path / "ckpt.pt").st_mtime_ns
+            if written != self.resumed["written"]:
+                self.lock.close()
+                raise UserError(
+                    f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again"
+                )
         files.remove_leftovers(self.path)
 
     def _start(self, about, first_step):
         if first_step:
-            # a run that goes on from step n has lost what came after. The evaluation at n came
-            # after the save: if it is better than the best so far, the run ended before it was
-            # saved once more, as best.pt
-            best = self.resumed["best_val_loss"]
-            for row in read_metrics(self.rows):
-                is_saved = (
-                    row["step"] == first_step and row["event"] == "eval" and row["val_loss"] >= best
-                )
-                if row["step"] < first_step or is_saved:
-                    self.kept.append(row)
-                elif row["step"] == first_step and row["event"] == "end":
-                    self.ended = row
-        if self.config.logger == "tensorboard":
-            with files.one_line("logger='tensorboard': pip install tensorboard", ImportError):
-                from torch.utils.tensorboard import SummaryWriter
-            # hides what was logged of first_step and later, which is undone, but for the rows that
-            # are kept
-            self.board = SummaryWriter(
-                files.make_folder(self.path / "tensorboard"), purge_step=first_step
-            )
-            for row in (row for row in self.kept if row["step"] >= first_step):
-                add_row(self.board, row)
+            self._read_kept_rows(first_step)
+        # before anything is replaced: the library of one may be missing
+        if self.config.logger in LOGGERS:
+            logger = LOGGERS[self.config.logger]
+            self.loggers.append(logger(self.config, first_step, self.kept))
         if self.resumed is None:
             self._remove_old_run()
-        about |= {"command": sys.argv, "versions": versions(), **git_state()}
+        about |= {"command": sys.argv, "versions": versions()} | git_state()
         write_text(self.path / "config.json", json.dumps(about, indent=2))
         is_its_code = ROOT == (self.path / "code").resolve()  # which goes on by itself
         if not is_its_code:
             self._write_code()
-        write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
-        self.metrics = files.open_to_append(self.rows)
+        self.metrics = JsonLines(self.config, first_step, self.kept)
+        self.loggers.append(self.metrics)
+
+    def _read_kept_rows(self, first_step):
+        """A run that goes on from step n has lost what came after. The evaluation at n came after
+        the save: if it is better than the best so far, the run ended before it was saved once more,
+        as best.pt, and it is made again."""
+        for row in read_metrics(self.path / METRICS):
+            event = row["event"]
+            if row["step"] < first_step:
+                self.kept.append(row)
+            elif row["step"] == first_step and event == "end":
+                self.ended = row
+            elif row["step"] == first_step and event == "eval":
+                if row["val_loss"] >= self.resumed["best_val_loss"]:
+                    self.kept.append(row)
 
     def _remove_old_run(self):
         """Removes what would be taken for this run's: checkpoints, and what meters.py and plot.py
@@ -187,9 +186,7 @@ class OutDir:
 
     def _save(self, state, is_best):
         # the rows of all steps before this one are on the disk first
-        os.fsync(self.metrics.fileno())
-        if self.board is not None:
-            self.board.flush()
+        self.metrics.sync()
         file = self.path / ("best.pt" if is_best else "ckpt.pt")
         checkpoints.save(file, state)
         if is_best:
@@ -209,7 +206,8 @@ def read_metrics(file: Path) -> list[dict]:
     the line and the field, for one that is damaged or lacks what rows of its event have."""
     rows = files.read_jsonl(file, ROW)
     for number, row in enumerate(rows, 1):
-        if wrong := wrong_field(row, OF_EVENT.get(row["event"], {})):
+        wrong = wrong_field(row, OF_EVENT.get(row["event"], {}))
+        if wrong:
             raise UserError(f"{file} line {number}: {wrong}; remove the line")
     return rows
 
@@ -217,12 +215,9 @@ def read_metrics(file: Path) -> list[dict]:
 def code_of_the_project() -> list[str]:
     """The files of code, but for tests: those at most a folder deep, and all that they import,
     however deep it lies. They are enough to run any script of a run."""
-    found = [
-        file.relative_to(ROOT)
-        for pattern in ("[!.]*.py", "[!.]*/[!.]*.py")
-        for file in ROOT.glob(pattern)
-    ]
-    return imported_files(ROOT, [str(file) for file in found if file.parts[0] != "tests"])
+    found = [*ROOT.glob("[!.]*.py"), *ROOT.glob("[!.]*/[!.]*.py")]
+    names = [str(file.relative_to(ROOT)) for file in found]
+    return imported_files(ROOT, [name for name in names if not name.startswith("tests/")])
 
 
 def check_same_start(processes: Processes, config: Any, paths: Collection[str]) -> None:
@@ -264,37 +259,13 @@ def git_state() -> dict[str, str | bool | None]:
     """{"git_commit": the commit that is checked out, "git_dirty": whether code differs from it}, or
     None for both: without git, and in a copy of the project that is no repository."""
     # of this very folder: a repository around a copy of the project has commits of something else
-    command = [
-        "git",
-        f"--git-dir={ROOT / '.git'}",
-        f"--work-tree={ROOT}",
-        "status",
-        "--porcelain=v2",
-        "--branch",
-        "--",
-    ]
+    command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", "status"]
+    command += ["--porcelain=v2", "--branch", "--", "*.py", ":!tests", ":!config", ":!results"]
     try:
-        words = [*command, "*.py", ":!tests", ":!config", ":!results"]
-        commit, _, *rest = subprocess.run(
-            words, cwd=ROOT, capture_output=True, check=True
-        ).stdout.splitlines()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return {"git_commit": None, "git_dirty": None}
-    return {
-        "git_commit": commit.split()[-1].decode(),
-        "git_dirty": not all(line[:1] == b"#" for line in rest),
-    }
-
-
-def add_row(board: Any, row: dict) -> None:
-    """Adds every number of a row, at any depth, as a curve: "train/loss", "eval/meters/branch/0",
-    ..."""
-    parts: list[tuple[str, Any]] = [
-        (row["event"], {key: x for key, x in row.items() if key not in ("event", "step")})
-    ]
-    for name, value in parts:  # grows meanwhile
-        if isinstance(value, dict | list):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            parts += [(f"{name}/{key}", part) for key, part in items]
-        elif isinstance(value, int | float):
-            board.add_scalar(name, float(value), row["step"])
+    lines = done.stdout.decode(errors="replace").splitlines()
+    commit = lines[0].split()[-1]  # "# branch.oid 27a232e..."
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return {"git_commit": commit, "git_dirty": is_dirty}

@@ -73,8 +73,7 @@ def one_after_the_other(cases):
                 with mock.patch.object(outdir, "sha256_of", sha256_of):
                     if script == "train":
                         given = configurator.read_words(train.TrainConfig, words[processes.rank])
-                        config, *rest = train.where_to_start(given)
-                        train.run(config, processes, *rest)
+                        train.run(train.where_to_start(given), processes)
                     else:
                         evaluate.run(configurator.load(evaluate.EvaluateConfig, words[processes.rank]), processes)
             except UserError as error:

@@ -245,7 +245,7 @@ def test_an_out_dir_that_is_too_long_is_a_mistake_in_every_way_to_start(how, mqa
 
 # {script: (kind of its folder, files that it writes there, folders that it makes there)}
 INSIDE = {
-    train_in: ("run", ["config.json", "metrics.jsonl", "best.pt", "meters.json"], ["code", "tensorboard", "ckpt"]),
+    train_in: ("run", ["config.json", "metrics.jsonl", "best.pt", "meters.json"], ["code", "tensorboard"]),
     mqar_in: ("data set", ["meta.json", "train_0000.npy"], [".new"]),
     export_in: ("export", ["config.json", "model.safetensors"], [".new"]),
     bench_in: ("bench", ["ops.json"], []),

@@ -146,8 +146,8 @@ def runs_in_turn(given):
             if "--init_from=resume" in words:  # until its tensors are restored
                 counting.start()
             try:
-                config, *rest = train.where_to_start(configurator.read_words(train.TrainConfig, words))
-                train.run(config, processes, *rest)
+                start = train.where_to_start(configurator.read_words(train.TrainConfig, words))
+                train.run(start, processes)
             except SystemExit as ended:
                 status = ended.code
             found.append({"status": status, "held": processes.from_all(FOUND)})
