@@ -31,7 +31,6 @@ import operator
 import os
 import signal
 import sys
-import time
 import traceback
 import typing
 from collections.abc import Callable, Collection, Iterable
@@ -41,9 +40,6 @@ from typing import Any
 from runs.files import is_of_memory, one_line, parse_json, read_regular, refuse_twice
 from runs.rules import DataError, Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
 from runs.streams import end_at_once_by, open_streams
-
-# seconds in which torchrun's first process on a machine tells a mistake that all have
-FIRST_TELLS = 60.0
 
 
 def begin(
@@ -102,7 +98,8 @@ def run(main: Callable, needs_stdout: bool = True) -> None:
 
 
 def report(error: BaseException) -> Any:
-    """Prints on standard error why a script ends, and returns its exit status."""
+    """Prints on standard error why a script ends, and returns its exit status. Under torchrun each
+    process prints its own line: which one ends first is not known."""
     text = escape(str(error).strip().partition("\n")[0][:300])
     if isinstance(error, SystemExit):
         return error.code or 0
@@ -122,10 +119,6 @@ def report(error: BaseException) -> Any:
     else:
         traceback.print_exception(error)
         return 1
-    if status == 2 and os.environ.get("LOCAL_RANK", "0") != "0":
-        # in general all of torchrun's processes have the same mistake, and it ends this one when
-        # the first has told it
-        time.sleep(FIRST_TELLS)
     print(line, file=sys.stderr)
     return status
 
