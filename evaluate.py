@@ -17,9 +17,9 @@ accuracy of each slice.
 from dataclasses import dataclass
 
 import configurator
+from base.files import find_checkpoint, find_data
 from configurator import key
 from keys import DTYPES, ROPE_SCALINGS
-from runs.files import find_checkpoint, find_data
 
 
 @dataclass
@@ -85,6 +85,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from base.files import check_output, write_text
 from configurator import UserError
 from data.shards import Dataset
 from model import GPT
@@ -92,7 +93,6 @@ from ops import IGNORE
 from ops.sampling import most_new_tokens
 from runs import memory, parallel
 from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
-from runs.files import check_output, write_text
 from runs.hardware import Processes, autocast, pick_dtype
 from runs.notes import unused_keys
 from runs.outdir import check_same_start

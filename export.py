@@ -13,8 +13,8 @@ docs/checkpoints.md lists which models of transformers and fla can be read and w
 from dataclasses import dataclass
 
 import configurator
+from base.files import find_checkpoint
 from configurator import UserError, key
-from runs.files import find_checkpoint
 
 
 @dataclass

@@ -8,8 +8,8 @@ import re
 import typing
 from dataclasses import dataclass
 
+from base.files import find_checkpoint, find_data
 from configurator import UserError, check, check_choice, key
-from runs.files import find_checkpoint, find_data
 
 if typing.TYPE_CHECKING:
     from gate import LayerGate

@@ -12,8 +12,8 @@ obey them.
 from dataclasses import dataclass
 
 import configurator
+from base.files import find_checkpoint, find_path
 from configurator import key
-from runs.files import find_checkpoint, find_path
 
 
 def find_prompt(start: str) -> None:

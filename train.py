@@ -44,6 +44,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+from base.rules import DataError
 from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
@@ -56,7 +57,6 @@ from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import bad_weight, first_bad_tensor, first_rows, is_spike, training_meters
 from runs.resume import Start, restore, scale_new, take_weights, where_to_start
-from runs.rules import DataError
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
 

@@ -1,2 +1,2 @@
-"""What a run needs around its model: devices and memory, folders, files, checkpoints, its start and
-its end."""
+"""The ground that all else stands on, and which imports nothing else of the project: files, rules for
+what comes from outside, the standard streams, tensors in files."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from configurator import UserError, show
-from runs.files import one_line, read_json, sha256_of_file, write_text, write_whole
+from base.files import one_line, read_json, sha256_of_file, write_text, write_whole
+from base.rules import UserError, show
 
 FORMAT = 1  # of what is written here; nothing else is read
 WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -26,10 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configurator import UserError
-from data import drawn
-from ops import IGNORE
-from runs.files import (
+from base.files import (
     find_data,
     how_to_prepare,
     is_no_file,
@@ -37,7 +34,10 @@ from runs.files import (
     read_json,
     sha256_of_file,
 )
-from runs.rules import DataError, show, wrong_field
+from base.rules import DataError, show, wrong_field
+from configurator import UserError
+from data import drawn
+from ops import IGNORE
 
 FORMAT = 1
 UINT16_VOCAB, MAX_VOCAB = 1 << 16, 1 << 31  # the most token ids of uint16, and at all

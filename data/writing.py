@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from base import files
+from base.files import DATA, read_json
+from base.rules import show
 from configurator import UserError, key
 from data.shards import FORMAT, SHARD_NAME, dtype_of, files_of, read_meta
 from data.tokenizer import TOKENIZER_FILE
-from runs import files
-from runs.files import DATA, read_json
-from runs.rules import show
 
 
 @dataclasses.dataclass

@@ -15,15 +15,15 @@ from pathlib import Path
 import torch
 
 import configurator
+from base.files import CHECKPOINTS, find_checkpoint, one_line, sha256_of_file, write_whole
+from base.rules import Rule, wrong_field
 from base.tensors import FORMAT, about_folder, check_tensors, load_folder, load_torch
 from configurator import UserError, show
 from data.shards import MAX_VOCAB, Dataset, open_dataset
 from keys import keys_of_today
 from model import GPT, GPTConfig
-from runs.files import CHECKPOINTS, find_checkpoint, one_line, sha256_of_file, write_whole
 from runs.hardware import DTYPES, Processes
 from runs.memory import NotEnoughMemory, without_data
-from runs.rules import Rule, wrong_field
 
 WITHOUT_FORMAT = (
     "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"

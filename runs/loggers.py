@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runs import files
-from runs.files import write_text
+from base import files
+from base.files import write_text
 
 METRICS = "metrics.jsonl"
 

@@ -25,14 +25,14 @@ from typing import Any
 import numpy
 import torch
 
+from base import files
+from base.files import write_text
+from base.rules import wrong_field
 from configurator import UserError
 from runs import checkpoint as checkpoints
-from runs import files
-from runs.files import write_text
 from runs.hardware import Processes
 from runs.imports import imported_files
 from runs.loggers import LOGGERS, METRICS, JsonLines
-from runs.rules import wrong_field
 
 ROOT = Path(__file__).resolve().parents[1]
 # what a line of metrics.jsonl has, and one of each event besides; rules.wrong_field says how the

@@ -13,17 +13,17 @@ from typing import NamedTuple
 import torch
 
 import configurator
+from base import files
+from base.rules import wrong_field
 from base.tensors import wrong_tensor
 from configurator import UserError, show
 from gate import Gate
 from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import files
 from runs.checkpoint import SCALER
 from runs.outdir import code_sha256
 from runs.parallel import load_moments, named_parameters
-from runs.rules import wrong_field
 
 # the fields of a checkpoint without which no run goes on from it
 NEEDED = (

@@ -13,9 +13,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
+from base.files import one_line, read_json
 from configurator import UserError
 from keys import GPTConfig
-from runs.files import one_line, read_json
 from study import claims, curves, sinks, stats
 from study.drawing import (
     COLOURS,

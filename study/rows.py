@@ -15,9 +15,9 @@ import types
 from pathlib import Path
 from typing import Any
 
+from base.files import read_jsonl
+from base.rules import did_you_mean, show, wrong_field
 from configurator import UserError
-from runs.files import read_jsonl
-from runs.rules import did_you_mean, show, wrong_field
 
 RUN = ("arm", "seed", "purpose", "branch", "config", "data")  # what identifies a run
 

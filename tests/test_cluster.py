@@ -20,9 +20,10 @@ import configurator
 import evaluate
 import experiment
 import train
+from base import files
 from configurator import UserError
 from runs import checkpoint as checkpoints
-from runs import files, outdir, resume
+from runs import outdir, resume
 from runs.hardware import Processes
 
 KEYS = dict(gradient_accumulation_steps=4, max_iters=200, eval_interval=50, n_layer=1, dropout=0.1, meters="false")

@@ -10,8 +10,8 @@ import pytest
 from conftest import ROOT, Helpers
 
 import configurator
+from base.rules import DataError, Rule, wrong_field
 from configurator import UserError, build, key, load, read_config_file, read_words
-from runs.rules import DataError, Rule, wrong_field
 
 error_of = Helpers.error_of
 

@@ -16,12 +16,13 @@ import experiment
 import export
 import meters
 import plot
+from base import files
 from configurator import UserError
 from data import writing
 from data.mqar import prepare as mqar_prepare
 from data.text import prepare as text_prepare
 from runs import checkpoint as checkpoints
-from runs import files, outdir
+from runs import outdir
 from study import drawing, page, report, runner, token_page
 
 LINKED = "linked"  # what a link of the victims leads to

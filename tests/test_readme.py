@@ -12,9 +12,9 @@ import torch
 from conftest import ROOT
 
 import configurator
+from base.files import read_jsonl
 from gate import GATE_ACTIVATIONS, GRANULARITIES, POSITIONS
 from model import GPT, MIXERS, GPTConfig
-from runs.files import read_jsonl
 from train import TrainConfig
 
 GATES = (ROOT / "docs" / "gates.md").read_text()

@@ -21,8 +21,9 @@ from conftest import wait_until
 import configurator
 import model
 import train
+from base import files
 from runs import checkpoint as checkpoints
-from runs import files, hardware, outdir
+from runs import hardware, outdir
 from runs.checkpoint import load_model
 from runs.resume import where_to_start
 

@@ -23,12 +23,13 @@ import meters
 import plot
 import sample
 import train
+from base import files
 from data.backcopy import prepare as backcopy_prepare
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import files, memory
+from runs import memory
 from runs.hardware import Processes
 
 # -- Numbers that are not finite ---------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_a_pipe_in_place_of_a_file_of_a_data_set_is_not_waited_for(name, mqar, t
 
 
 def test_processes_that_share_a_folder_may_claim_it_at_once(tmp_path):
-    claim = "import sys; from runs.files import claim; claim(sys.argv[1], 'experiment'); open(sys.argv[1] + '/a', 'w')"
+    claim = "import sys; from base.files import claim; claim(sys.argv[1], 'experiment'); open(sys.argv[1] + '/a', 'w')"
     command = [sys.executable, "-c", claim, tmp_path / "shared"]
     processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(8)]
     assert [process.wait(timeout=300) for process in processes] == [0] * 8

@@ -39,11 +39,11 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
+from base.files import NEW, one_line
 from configurator import UserError, key
 from data.shards import dtype_of
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, encode, report, write_stream
-from runs.files import NEW, one_line
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1
