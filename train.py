@@ -38,7 +38,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -85,7 +85,7 @@ def run(start: Start, processes: Processes) -> None:
 
 def check_start(start: Start, processes: Processes) -> tuple[str, Dataset]:
     """(the dtype of matrix products, the data). UserError, on all processes, for what cannot be."""
-    config, resumed, source, _ = start
+    config, resumed, source = start.config, start.resumed, start.source
     place = None
     if resumed is not None:
         place = (resumed["run_id"], resumed["iter_num"])
@@ -290,7 +290,7 @@ class Run:
     model: GPT
     step_model: torch.nn.Module  # what a step calls: the model, compiled or DDP's
     compiled: bool
-    optimizers: list[torch.optim.Optimizer]
+    optimizers: list
     scaler: torch.amp.GradScaler
     new_parameters: list[str]  # those that the weights it started from lacked
     read: Callable  # read(steps) yields the batches of each step
@@ -322,7 +322,7 @@ def make_run(
 ) -> Run:
     """A run at its first step, or at the one that it goes on from, with everything printed and
     written that comes before."""
-    config, resumed, source, notes = start
+    config, resumed, source = start.config, start.resumed, start.source
     model, new_parameters, notes_of_model = make_model(config, resumed, source)
     compiled = is_compiled(config, processes.device_type)
     step_model = parallel.share_out(model, config, processes, compiled, dtype)
@@ -362,7 +362,7 @@ def make_run(
             checkpoint.pop("model", None)
             checkpoint.pop("optimizer", None)
     if processes.is_main:
-        print_start(run, notes + notes_of_model, resumes=resumed is not None)
+        print_start(run, start, notes_of_model)
     write_start(run)
     return run
 
@@ -372,10 +372,10 @@ def tokens_per_step(run: Run) -> int:
     return round(run.config.batch_size * run.config.gradient_accumulation_steps * row)
 
 
-def print_start(run: Run, notes: list[str], resumes: bool) -> None:
+def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
     """Prints what is trained, on what, and what of it may be a mistake."""
     config, model, dataset, processes = run.config, run.model, run.dataset, run.processes
-    for note in notes:
+    for note in start.notes + notes_of_model:
         print(note)
     print(
         f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}, "
@@ -396,7 +396,8 @@ def print_start(run: Run, notes: list[str], resumes: bool) -> None:
     )
     peak, source = run.peak
     print(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {source}")
-    for note in notes_on_keys(config, resumes, run.new_parameters):
+    resumes = start.resumed is not None
+    for note in notes_on_keys(config, start.user_keys, resumes, run.new_parameters):
         print(note)
 
 
@@ -534,7 +535,7 @@ def train(run: Run, signals: contextlib.ExitStack) -> None:
         bar.update()
         if step % config.log_interval == 0 or step == config.max_iters - 1:
             stop_if_not_finite(run)
-            row = {"event": "train", "step": step, "loss": float(loss), "lr": lr}
+            row: dict = {"event": "train", "step": step, "loss": float(loss), "lr": lr}
             # JSON has no inf, which is common in float16
             row["grad_norm"] = float(grad_norm) if math.isfinite(grad_norm) else None
             row["spike"] = is_spike(row["loss"], losses)
@@ -577,7 +578,7 @@ def check_all_are_used(model: GPT) -> None:
 def mfu_of_speed(run: Run) -> float:
     """The model FLOPs utilisation at one token a second: a step's FLOPs are three times those of
     its forward pass."""
-    row = run.dataset.tokens_per_example("train", run.config.block_size)
+    row: Any = run.dataset.tokens_per_example("train", run.config.block_size)
     return 3 * run.model.flops_per_token(row) / (run.peak[0] * run.processes.world_size)
 
 

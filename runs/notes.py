@@ -27,13 +27,15 @@ READ_BY = {  # the keys that some mixers read and others don't
 OF_GATES = {"gate_activation", "gate_rank", "gate_input", "gate_bias"}
 
 
-def notes_on_keys(config: TrainConfig, resumes: bool, new_parameters: list[str]) -> list[str]:
+def notes_on_keys(
+    config: TrainConfig, user_keys: dict, resumes: bool, new_parameters: list[str]
+) -> list[str]:
     """A line of text for each key that a user gave and that has no effect in this run, and for a
     warmup that is longer than the run."""
     unused = unused_keys(config) | unused_keys_of_training(config, resumes, new_parameters)
     notes = []
     for name, reason in unused.items():
-        if name in config.user_keys:
+        if name in user_keys:
             notes.append(f"note: {name}={getattr(config, name)} changes nothing: {reason}")
     steps = config.max_iters
     warmup = config.warmup_iters

@@ -215,19 +215,19 @@ def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
 def whole_state(model: GPT, optimizers: list[torch.optim.Optimizer]) -> tuple[dict, dict]:
     """({name: weight}, {name of a parameter: its moments}), whole. Those of an FSDP model are on
     the CPU of the first process; the others get empty dicts."""
-    moments: dict = {}
+    moments: Any = {}
     for optimizer in optimizers:
         for name, parameter in named_parameters(optimizer):
             moments[name] = optimizer.state.get(parameter, {})
     if not is_sharded(model):
         return dict(model.state_dict()), moments
-    from torch.distributed.checkpoint import state_dict as of_torch
+    from torch.distributed.checkpoint import state_dict
 
-    options = of_torch.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = of_torch.get_model_state_dict(model, options=options)
+    whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = state_dict.get_model_state_dict(model, options=whole)
     if any(moments.values()):  # before the first step torch would make some by a step of its own
-        found = of_torch.get_optimizer_state_dict(model, optimizers, options=options)
-        moments = found.get("state", {})
+        moments = state_dict.get_optimizer_state_dict(model, optimizers, options=whole)
+        moments = moments.get("state", {})
     return weights, moments
 
 
@@ -235,21 +235,21 @@ def load_moments(model: GPT, optimizers: list[torch.optim.Optimizer], moments: d
     """Gives the optimizers copies of the moments of whole_state, which fit. Of an FSDP model each
     process copies its shard. Rates, betas and weight decay stay those of the optimizers."""
     if is_sharded(model):
-        from torch.distributed.checkpoint import state_dict as of_torch
+        from torch.distributed.checkpoint import state_dict
 
-        groups = []
+        state: Any = {"state": moments, "param_groups": []}
         for optimizer in optimizers:
-            groups += [group | {"params": group["param_names"]} for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                state["param_groups"].append(group | {"params": group["param_names"]})
         if any(moments.values()):
-            options = of_torch.StateDictOptions(full_state_dict=True)
-            state = {"state": moments, "param_groups": groups}
-            of_torch.set_optimizer_state_dict(model, optimizers, state, options=options)
+            whole = state_dict.StateDictOptions(full_state_dict=True)
+            state_dict.set_optimizer_state_dict(model, optimizers, state, options=whole)
         return
     for optimizer in optimizers:
-        state = {}
+        copies: Any = {}
         for number, (name, parameter) in enumerate(named_parameters(optimizer)):
-            state[number] = {}
+            copies[number] = {}
             for part, moment in moments[name].items():
                 device = parameter.device if moment.dim() else "cpu"
-                state[number][part] = moment.to(device, copy=True)
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+                copies[number][part] = moment.to(device, copy=True)
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": copies})

@@ -48,6 +48,7 @@ class Start(NamedTuple):
     """How a run starts."""
 
     config: TrainConfig
+    user_keys: dict  # of config files and of the command line
     resumed: dict | None = None  # the checkpoint that it goes on from
     source: dict | None = None  # the one whose weights it starts from
     notes: list[str] = []  # lines to print
@@ -62,17 +63,15 @@ def where_to_start(user_keys: dict) -> Start:
     if init_from == "auto" and os.path.isfile(file.with_name("lock")):
         wait_for_lock(file.parent)
     if init_from == "resume" or init_from == "auto" and os.path.isfile(file):
-        start = go_on(user_keys, file)
-    elif init_from in ("scratch", "auto"):
-        start = Start(configurator.build(TrainConfig, user_keys))
-        if start.config.keep_moments:
+        return go_on(user_keys, file)
+    if init_from in ("scratch", "auto"):
+        config = configurator.build(TrainConfig, user_keys)
+        if config.keep_moments:
             raise UserError(
                 f"keep_moments=True: init_from={init_from!r} has none; name a run's ckpt.pt there"
             )
-    else:
-        start = start_from_weights(user_keys, init_from)
-    start.config.user_keys = frozenset(user_keys)
-    return start
+        return Start(config, user_keys)
+    return start_from_weights(user_keys, init_from)
 
 
 def wait_for_lock(folder: Path) -> None:
@@ -119,7 +118,7 @@ def go_on(user_keys: dict, file: Path) -> Start:
     if changed:
         notes.append(f"the code has changed since this checkpoint: {', '.join(changed)}")
     notes += differences(config, user_keys, before, "the checkpoint")
-    return Start(config, resumed=resumed, notes=notes)
+    return Start(config, user_keys, resumed=resumed, notes=notes)
 
 
 def read_resumed(file: Path) -> dict:
@@ -132,7 +131,7 @@ def read_resumed(file: Path) -> dict:
             raise UserError(
                 f"{file}: has no {name}, to resume; --init_from={file} starts a new run from its weights"
             )
-    rules = {"scaler": SCALER if resumed["dtype"] == "float16" else (dict, 0, 0)}
+    rules: dict = {"scaler": SCALER if resumed["dtype"] == "float16" else (dict, 0, 0)}
     if (
         resumed["iter_num"] > 0
     ):  # the first evaluation is at step 0, unless a signal comes before it
@@ -194,7 +193,7 @@ def start_from_weights(user_keys: dict, path: str) -> Start:
         notes.append(
             f"with the moments that the optimizer of {path} had at step {source['iter_num']}"
         )
-    return Start(config, source=source, notes=notes)
+    return Start(config, user_keys, source=source, notes=notes)
 
 
 def check_has_moments(config: TrainConfig, source: dict, path: str) -> None:

@@ -90,9 +90,8 @@ def test_a_key_of_training_that_does_nothing_is_named_and_so_is_a_warmup_longer_
     words = "--schedule=constant --min_lr=0 --muon_lr_scale=2 --new_lr_scale=10 --vocab_size=9"
 
     def notes(words, new):
-        config = TrainConfig(**(values := configurator.read_words(TrainConfig, words.split())))
-        config.user_keys = frozenset(values)
-        return notes_on_keys(config, False, new)
+        user_keys = configurator.read_words(TrainConfig, words.split())
+        return notes_on_keys(TrainConfig(**user_keys), user_keys, False, new)
 
     named = [note.split("=")[0] for note in notes(words, [])]
     assert named == [f"note: {key}" for key in ("min_lr", "muon_lr_scale", "new_lr_scale")]

@@ -301,9 +301,9 @@ def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(had, start, g
     monkeypatch.chdir(run("out", max_iters=1, **had).parent)
     out_dir = "out" if start in ("resume", "auto") else "another"
     words = helpers.words(out_dir=out_dir, init_from=start, max_iters=9, **given)
-    config, *_ = where_to_start(configurator.read_words(train.TrainConfig, words))
+    config, user_keys, *_ = where_to_start(configurator.read_words(train.TrainConfig, words))
     assert {name: getattr(config, name) for name in has} == has and config.max_iters == 9
-    assert config.user_keys >= {"out_dir", "init_from", "max_iters", *given}
+    assert user_keys.keys() >= {"out_dir", "init_from", "max_iters", *given}
 
 
 def test_a_run_goes_on_from_a_checkpoint_that_has_keys_which_are_gone_and_a_command_line_may_not(keys, helpers):
