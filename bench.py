@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 
+from base import files
 from configurator import UserError, check_choice
 from ops.kernels import has_fla
-from runs import files
 from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype, signals_to
 from runs.outdir import git_state, write_text
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train

@@ -12,7 +12,7 @@ before any work.
     begin(__name__, Config, __doc__)    # on top of a script, before it imports torch
 
 The annotation gives the type: int, float, bool, str, dict or list[...] of one of them, each also as
-`... | None`; key() adds the limits (runs/rules.py). A text may be empty only where its key says
+`... | None`; key() adds the limits (base/rules.py). A text may be empty only where its key says
 at_least=0. Config files apply first, in their order, then the -- words, in theirs; the later value
 wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed.
 Every mistake that a user can fix is a UserError of one line; a script that ends in
@@ -31,19 +31,15 @@ import operator
 import os
 import signal
 import sys
-import time
 import traceback
 import typing
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from runs.files import is_of_memory, one_line, parse_json, read_regular, refuse_twice
-from runs.rules import DataError, Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
-from runs.streams import end_at_once_by, open_streams
-
-# seconds in which torchrun's first process on a machine tells a mistake that all have
-FIRST_TELLS = 60.0
+from base.files import is_of_memory, one_line, parse_json, read_regular, refuse_twice
+from base.rules import DataError, Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
+from base.streams import end_at_once_by, open_streams
 
 
 def begin(
@@ -66,7 +62,7 @@ def begin(
 
 
 def set_up() -> None:
-    """Opens the standard streams that are closed (runs/streams.py). Tells OpenMP's threads to sleep
+    """Opens the standard streams that are closed (base/streams.py). Tells OpenMP's threads to sleep
     where they wait: ones that spin are three times slower on a busy machine. Tells glibc to keep
     what is freed: it would return large blocks, and every step would fault them in again."""
     open_streams()
@@ -102,7 +98,8 @@ def run(main: Callable, needs_stdout: bool = True) -> None:
 
 
 def report(error: BaseException) -> Any:
-    """Prints on standard error why a script ends, and returns its exit status."""
+    """Prints on standard error why a script ends, and returns its exit status. Under torchrun each
+    process prints its own line: which one ends first is not known."""
     text = escape(str(error).strip().partition("\n")[0][:300])
     if isinstance(error, SystemExit):
         return error.code or 0
@@ -122,10 +119,6 @@ def report(error: BaseException) -> Any:
     else:
         traceback.print_exception(error)
         return 1
-    if status == 2 and os.environ.get("LOCAL_RANK", "0") != "0":
-        # in general all of torchrun's processes have the same mistake, and it ends this one when
-        # the first has told it
-        time.sleep(FIRST_TELLS)
     print(line, file=sys.stderr)
     return status
 

@@ -17,9 +17,9 @@ accuracy of each slice.
 from dataclasses import dataclass
 
 import configurator
+from base.files import find_checkpoint, find_data
 from configurator import key
 from keys import DTYPES, ROPE_SCALINGS
-from runs.files import find_checkpoint, find_data
 
 
 @dataclass
@@ -85,6 +85,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from base.files import check_output, write_text
 from configurator import UserError
 from data.shards import Dataset
 from model import GPT, token_losses
@@ -92,7 +93,6 @@ from ops import IGNORE
 from ops.sampling import most_new_tokens
 from runs import memory, parallel
 from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
-from runs.files import check_output, write_text
 from runs.hardware import Processes, autocast, pick_dtype
 from runs.notes import unused_keys
 from runs.outdir import check_same_start
@@ -332,7 +332,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         for name in ("rope_scaling", "rope_factor")
         if (value := getattr(config, name)) is not None
     }
-    is_sharded = parallel.is_sharded(config, processes.world_size)
+    is_sharded = parallel.is_fsdp(config, processes.world_size)
     model, checkpoint = load_model(
         config.checkpoint, "cpu" if is_sharded else processes.device, **rope
     )
@@ -359,7 +359,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     if is_sharded:
         # what is rounded to 8 bits is rounded from float32, as in one process
         gathered = "float32" if config.eight_bits else config.dtype
-        parallel.shard(model, processes, processes.world_size, gathered)
+        parallel.shard(model, processes, gathered)
 
     about = {
         "checkpoint": config.checkpoint,
@@ -389,7 +389,7 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         else pruned(model, config.prune_below)
     )
     rounding = quantised(model) if config.eight_bits else contextlib.nullcontext()
-    with parallel.readable(model), autocast(processes.device_type, config.dtype), pruning, rounding:
+    with parallel.eager(model), autocast(processes.device_type, config.dtype), pruning, rounding:
         for block_size in config.lengths or [config.block_size or model.config.block_size]:
             try:
                 results.append(read(model, dataset, config, block_size, processes))
@@ -424,7 +424,7 @@ def read(
     processes.on_main(
         memory.check_evaluation, config, model, dataset, block_size, processes.local_size
     )
-    is_sharded = parallel.is_sharded(config, processes.world_size)
+    is_sharded = parallel.is_fsdp(config, processes.world_size)
     if dataset.mask_documents and is_sharded and block_size >= most_new_tokens(model, 0):
         # a rank whose documents are short would go on alone
         raise UserError(

@@ -308,11 +308,11 @@ from pathlib import Path
 
 import torch
 
+from base.files import check_output
+from base.rules import wrong_field
 from configurator import UserError, show
 from evaluate import EvaluateConfig
-from runs.files import check_output
 from runs.outdir import write_text
-from runs.rules import wrong_field
 from study import claims, curves, report, sinks
 from study.arms import NAMES, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page

@@ -3,7 +3,6 @@
     python export.py --checkpoint=out/best.pt --safetensors=export
     python export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
     python export.py --checkpoint=out/best.pt --to_hf=exported              the other way: transformers or fla loads it
-    python export.py --checkpoint=out/best.pt --whole=whole.pt              one in shards, with its moments, as one file
     python export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
@@ -14,8 +13,8 @@ docs/checkpoints.md lists which models of transformers and fla can be read and w
 from dataclasses import dataclass
 
 import configurator
+from base.files import find_checkpoint
 from configurator import UserError, key
-from runs.files import find_checkpoint
 
 
 @dataclass
@@ -37,9 +36,6 @@ class ExportConfig:
     block_size: int = key(
         2048, "from_hf: the longest context to keep; a longer one takes more memory", at_least=1
     )
-    whole: str | None = key(
-        None, "file for all of the checkpoint, moments too: makes one file of checkpoint=sharded"
-    )
     overwrite: bool = key(
         False, "true: write into a folder that holds other files, and replace those of these names"
     )
@@ -47,33 +43,22 @@ class ExportConfig:
 
 configurator.begin(__name__, ExportConfig, __doc__, positional=None)
 
-import os
 from pathlib import Path
 
+from base.tensors import import_safetensors
 from hub.export_hf import write_folder
 from hub.huggingface import export_to, read_folder
 from hub.text import copied_files
-from runs.checkpoint import ALL, import_safetensors, load, save
-from runs.files import check_output
+from runs.checkpoint import load
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None)
-    given = [name for name in ("from_hf", "whole", "to_hf") if getattr(config, name) is not None]
+    given = [name for name in ("from_hf", "to_hf") if getattr(config, name) is not None]
     if len(given) > 1 or (config.family and given != ["to_hf"]):
-        raise UserError("family goes with to_hf; of from_hf, whole and to_hf give one")
+        raise UserError("family goes with to_hf; of from_hf and to_hf give one")
     if config.from_hf is not None:
         text = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
-    elif config.whole is not None:
-        check_output(config.whole, "checkpoint", "whole")
-        if os.path.exists(config.whole) and not config.overwrite:
-            raise UserError(
-                f"whole={config.whole!r}: is there already; name another file, or add --overwrite=true"
-            )
-        checkpoint = load(config.checkpoint, mapped=True, parts=ALL)
-        checkpoint.pop("shards", None)
-        save(config.whole, checkpoint)
-        text = f"written to {config.whole}"
     elif config.to_hf is not None:
         text = write_folder(config.checkpoint, config.to_hf, config.family, config.overwrite)
     else:

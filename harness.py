@@ -29,6 +29,8 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from base.files import find_checkpoint, read_json
+from base.rules import wrong_field
 from configurator import UserError, show
 from data.meta import MAX_VOCAB
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
@@ -37,9 +39,7 @@ from model import GPT, token_losses
 from ops import IGNORE
 from ops.sampling import check_finite, most_new_tokens
 from runs.checkpoint import check_same_weights, load_model
-from runs.files import find_checkpoint, read_json
 from runs.hardware import DTYPES, Processes, autocast, pick_dtype
-from runs.rules import wrong_field
 
 try:
     from lm_eval.__main__ import cli_evaluate

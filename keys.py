@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from base.files import find_checkpoint, find_data
 from configurator import UserError, check, check_choice, key
-from runs.files import find_checkpoint, find_data
 
 DTYPES = ("float32", "bfloat16", "float16")  # of matrix products
 # values of rope_scaling that ask for rope_length
@@ -36,7 +36,11 @@ ELSEWHERE = {
     "n_positions": "block_size", "always_save_checkpoint": "what every evaluation does",
     "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "three lines of Python (docs/reliability.md)",
     "wandb_project": "three lines of Python (docs/reliability.md)", "backend": "chosen by the device",
+    "shards": "parallel=fsdp, with a shard on each process", "gather_dtype": "what dtype says",
+    "checkpoint": "init_from=FILE to start from one; each is one file",
 }  # fmt: skip
+# keys of older checkpoints that are gone, and said nothing that a run or a model depends on
+GONE = {"shards", "gather_dtype", "checkpoint"}
 
 
 GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")  # of gates
@@ -85,10 +89,10 @@ def parse_gate(text: str) -> LayerGate:
     return LayerGate("native" in terms, positions)
 
 
-def renamed(keys: dict) -> dict:
-    """Keys of the model, as an older version has them in a checkpoint or a row, as they are called
-    now. Raises UserError for what the model no longer has."""
-    keys = dict(keys)
+def keys_of_today(keys: dict) -> dict:
+    """The keys that an older checkpoint or row holds, as they are called today: the one place for
+    this. Raises UserError for what the model no longer has."""
+    keys = {name: value for name, value in keys.items() if name not in GONE}
     mixers = []
     for name, unused in RETIRED.items():
         value = keys.pop(name, unused)
@@ -358,16 +362,6 @@ class TrainConfig(GPTConfig):
         "what each process holds; ddp: all of the model, fsdp: a shard",
         choices=("ddp", "fsdp"),
     )
-    shards: int = key(
-        0,
-        "fsdp: processes that share one copy of the model (0: all); divides their number",
-        at_least=0,
-    )
-    gather_dtype: str = key(
-        "auto",
-        "fsdp: dtype in which linear layers are gathered; auto: dtype, with the losses of float32 in less memory",
-        choices=("auto", "float32"),
-    )
     activation_checkpointing: bool = key(
         False, "compute each block again on the way back: less memory, more time"
     )
@@ -444,11 +438,6 @@ class TrainConfig(GPTConfig):
     )
     eval_batch_size: int | None = key(
         None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1
-    )
-    checkpoint: str = key(
-        "whole",
-        "whole: ckpt.pt has all; sharded: each process writes its part of the tensors while the training goes on",
-        choices=("whole", "sharded"),
     )
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
     logger: str = key(

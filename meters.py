@@ -20,9 +20,9 @@ loss are then measured for each kind apart, and for all other queries.
 from dataclasses import dataclass
 
 import configurator
+from base.files import find_checkpoint, find_data
 from configurator import key
 from keys import DTYPES
-from runs.files import find_checkpoint, find_data
 
 
 @dataclass
@@ -55,6 +55,7 @@ from pathlib import Path
 
 import torch
 
+from base.files import check_output, write_text
 from configurator import UserError
 from data.shards import Dataset
 from evaluate import check_loss, score, summarize
@@ -62,7 +63,6 @@ from model import GPT
 from ops import IGNORE
 from runs import memory, probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
-from runs.files import check_output, write_text
 from runs.hardware import Processes, pick_dtype
 from study.interventions import gates_to_prune, pruned, quantised
 from study.page import aligned

@@ -10,26 +10,18 @@ and decay each step alone. Heads are not taken apart. torch.optim.Muon takes a p
 matrix, and orthogonalises in bfloat16 on a CPU, too.
 """
 
+import functools
+
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from gate import Gate
 from ops.fast import at_least_float32
-from runs.parallel import full_tensor, part_of
+from runs.parallel import on_whole
 
 # Jordan's and torch's: steep at 0, so that small singular values grow fast
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-
-
-def keep_compiler_out() -> None:
-    """Spares a run that compiles nothing the import of torch's compiler, 1.3 s: torch's optimizers
-    wrap some methods in what imports it, to keep it out of them."""
-    for name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
-        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if method is not None:
-            # what torch._compile._disable_dynamo looks for before it imports
-            method.__dynamo_disable = method
 
 
 def matrices_of(model, with_gates: bool = True) -> dict[Tensor, list[int]]:
@@ -105,9 +97,15 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
                 mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
-                # of a sharded weight every process makes the whole step, and takes its shard of it
-                matrices = full_tensor(p.grad.lerp(mean, momentum)).split(self.parts[p])
-                step = torch.cat(
-                    [0.2 * max(matrix.shape) ** 0.5 * orthogonalised(matrix) for matrix in matrices]
-                )
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * part_of(p, step))
+                make_step = functools.partial(step_of_matrices, rows=self.parts[p])
+                step = on_whole(make_step, p.grad.lerp(mean, momentum))
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * step)
+
+
+def step_of_matrices(weight: Tensor, rows: list[int]) -> Tensor:
+    """The step of a weight, at a learning rate of 1, each of its matrices by itself. rows: how many
+    each has."""
+    steps = []
+    for matrix in weight.split(rows):
+        steps.append(0.2 * max(matrix.shape) ** 0.5 * orthogonalised(matrix))
+    return torch.cat(steps)

@@ -14,8 +14,8 @@ Here are the figures of runs. study/report.py draws those of experiments and of 
 from dataclasses import dataclass
 
 import configurator
+from base.files import find_path
 from configurator import key
-from runs.files import find_path
 
 
 @dataclass
@@ -45,8 +45,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import PowerNorm
 
+from base.files import one_line, read_json, read_jsonl
 from configurator import UserError
-from runs.files import one_line, read_json, read_jsonl
 from study import report
 from study.drawing import (
     COLOURS,

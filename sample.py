@@ -12,8 +12,8 @@ obey them.
 from dataclasses import dataclass
 
 import configurator
+from base.files import find_checkpoint, find_path
 from configurator import key
-from runs.files import find_checkpoint, find_path
 
 
 def find_prompt(start: str) -> None:
@@ -75,7 +75,7 @@ def run(config: SampleConfig, processes: Processes) -> None:
     model, checkpoint = load_model(config.checkpoint, processes.device if is_alone else "cpu")
     if not is_alone:
         check_same_weights(processes, config.checkpoint)
-        parallel.shard(model, processes, processes.world_size, "float32")
+        parallel.shard(model, processes, "float32")
     trained_on = checkpoint.get("data", {})
     tokenizer, prompt = (
         tokenizer_of_checkpoint(config.checkpoint, trained_on),
@@ -88,7 +88,7 @@ def run(config: SampleConfig, processes: Processes) -> None:
     n_new = config.max_new_tokens or int(max(1, min(500, most_new_tokens(model, idx.shape[1]))))
     options: dict = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
     torch.manual_seed(config.seed)
-    with warnings.catch_warnings(), parallel.readable(model):
+    with warnings.catch_warnings(), parallel.eager(model):
         warnings.showwarning = lambda message, *_: (
             processes.is_main and print(f"note: {message}", file=sys.stderr)
         )

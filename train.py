@@ -8,11 +8,13 @@ ckpt.pt (the last checkpoint) and best.pt (the one of lowest validation loss). T
 dropout of a step depend on (seed, step) alone, and not on the number of processes, on evaluations
 or on restarts.
 
---init_from=resume goes on with a run that was killed, to the same bits; keys that are not given are the checkpoint's.
---init_from=auto does so if there is a ckpt.pt and else starts the run. --init_from=out/other starts a new run from the
-weights of another, whose keys of the model it has, but for those that are given (docs/gates.md adds a gate). SIGTERM,
-Ctrl-C, SIGHUP and SIGUSR1 save first; the exit status is then 128 plus the signal's number. An evaluation begins with a
-save, and is made again if it was stopped. A loss or a gradient that is not finite ends a run with status 1.
+--init_from=resume goes on with a run that was killed, to the same bits; it has the checkpoint's
+keys, but for those that you give. --init_from=auto does so if there is a ckpt.pt and else starts
+the run. --init_from=out/other starts a new run from the weights of another, with its keys of the
+model, but for those that you give (docs/gates.md adds a gate). SIGTERM, Ctrl-C, SIGHUP and SIGUSR1
+save first; the exit status is then 128 plus the signal's number. An evaluation begins with a save,
+and is made again if it was stopped. A loss or a gradient that is not finite ends a run with status
+1.
 """
 
 import configurator
@@ -42,61 +44,71 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+from base.rules import DataError
 from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
 from model import GPT
-from optim import Muon, keep_compiler_out, matrices_of
+from optim import Muon, matrices_of
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights, check_vocabulary
 from runs.hardware import SIGNAL_STEPS, Processes, Stopped, autocast, peak_flops, pick_dtype
 from runs.notes import notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import bad_weight, first_bad_tensor, first_rows, is_spike, training_meters
-from runs.resume import optimizer_state, restore, scale_new, take_weights, where_to_start
-from runs.rules import DataError
+from runs.resume import Start, restore, scale_new, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
 
 
 def main(argv: list[str]) -> None:
-    config, resumed, source, notes = where_to_start(configurator.read_words(TrainConfig, argv))
-    with Processes(config.device, config.threads) as processes:
-        run(config, processes, resumed, source, notes)
+    start = where_to_start(configurator.read_words(TrainConfig, argv))
+    with Processes(start.config.device, start.config.threads) as processes:
+        run(start, processes)
 
 
-def run(
-    config: TrainConfig,
-    processes: Processes,
-    resumed: dict | None,
-    source: dict | None,
-    notes: list[str],
-) -> None:
-    """Opens the data, checks all that can be checked before anything is written, and trains.
+def run(start: Start, processes: Processes) -> None:
+    """Checks all that can be checked before anything is written, and trains."""
+    dtype, dataset = check_start(start, processes)
+    config = copy.copy(start.config)
+    config.vocab_size = config.vocab_size or dataset.vocab_size
+    processes.on_main(memory.check_training, config, dataset, processes)
+    with (
+        contextlib.ExitStack() as signals,
+        OutDir(config, processes, start.resumed) as out,
+        ThreadPoolExecutor(1) as reader,
+    ):
+        train(
+            make_run(start._replace(config=config), processes, dtype, dataset, out, reader), signals
+        )
 
-    resumed: the checkpoint that the run goes on from; source: the one whose weights it starts from;
-    notes: to print
-    """
-    start = resumed and (resumed["run_id"], resumed["iter_num"])
+
+def check_start(start: Start, processes: Processes) -> tuple[str, Dataset]:
+    """(the dtype of matrix products, the data). UserError, on all processes, for what cannot be."""
+    config, resumed, source = start.config, start.resumed, start.source
+    place = None
+    if resumed is not None:
+        place = (resumed["run_id"], resumed["iter_num"])
     advice = "all machines must share out_dir, and init_from=auto makes them go on alike"
-    processes.check_same(start, f"the ckpt.pt of {config.out_dir}", advice)
-    check_same_start(
-        processes, config, ["dataset", "out_dir"] + ["init_from"] * (source is not None)
-    )
+    processes.check_same(place, f"the ckpt.pt of {config.out_dir}", advice)
+    paths = ["dataset", "out_dir"]
+    if source is not None:
+        paths.append("init_from")
+    check_same_start(processes, config, paths)
     if config.gradient_accumulation_steps % processes.world_size:
         raise UserError(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
             f"{processes.world_size} processes that share the micro-steps"
         )
     dtype = processes.from_main(pick_dtype(config.dtype, processes.device_type))
+
     dataset = open_dataset(config.dataset, config.mask_documents)
     if config.mask_documents and not dataset.mask_documents:
         raise UserError(
             f"mask_documents=True: {dataset.folder} has rows and no documents; leave mask_documents out"
         )
-    processes.check_same(
-        dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data"
-    )
+    advice = "give all machines the same data"
+    processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", advice)
     if source is not None:
         check_same_weights(processes, config.init_from)
         check_vocabulary(math.inf, source, dataset)
@@ -108,19 +120,11 @@ def run(
     dataset.examples_per_epoch("train", config.block_size)
     is_row = dataset.kind == "examples" or dataset.mask_documents
     dataset.examples_per_epoch("val", config.block_size if is_row else 1)
-    config = copy.copy(config)
-    config.vocab_size = config.vocab_size or dataset.vocab_size
-    if config.vocab_size < dataset.vocab_size:
+    if config.vocab_size is not None and config.vocab_size < dataset.vocab_size:
         raise DataError(
             f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}"
         )
-    processes.on_main(memory.check_training, config, dataset, processes)
-    with (
-        contextlib.ExitStack() as held,
-        OutDir(config, processes, resumed) as out,
-        ThreadPoolExecutor(1) as reader,
-    ):
-        train(config, processes, dtype, dataset, out, reader, held, resumed, source, notes)
+    return dtype, dataset
 
 
 # -- What a step takes: its rate, the model, the optimizers, its batches, its loss -----------------
@@ -136,16 +140,19 @@ def learning_rate(config: TrainConfig, step: int) -> float:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
     if config.decay == "constant":
         return config.learning_rate
-    is_wsd, end = config.decay == "wsd", config.lr_decay_iters or config.max_iters
-    start = (
-        max(config.warmup_iters, end - (config.decay_iters or max(1, end // 5)))
-        if is_wsd
-        else config.warmup_iters
-    )
+    end = config.lr_decay_iters or config.max_iters
+    start = config.warmup_iters
+    lowest = config.learning_rate / 10
+    if config.decay == "wsd":
+        start = max(start, end - (config.decay_iters or max(1, end // 5)))
+        lowest = 0.0
+    if config.min_lr is not None:
+        lowest = config.min_lr
     progress = max(0.0, min(1.0, (step - start) / max(1, end - start)))
-    left = 1 - math.sqrt(progress) if is_wsd else 0.5 * (1 + math.cos(math.pi * progress))
-    of_schedule = 0.0 if is_wsd else config.learning_rate / 10
-    lowest = of_schedule if config.min_lr is None else config.min_lr
+    if config.decay == "wsd":
+        left = 1 - math.sqrt(progress)
+    else:
+        left = 0.5 * (1 + math.cos(math.pi * progress))
     return lowest + left * (config.learning_rate - lowest)
 
 
@@ -160,28 +167,26 @@ def make_optimizers(
     groups = model.parameter_groups(
         config.weight_decay, config.gate_weight_decay, config.gate_lr_scale
     )
-    parts = (
-        matrices_of(model, with_gates=config.gate_optimizer != "adamw")
-        if config.optimizer == "muon"
-        else {}
-    )
+    parts = {}
+    if config.optimizer == "muon":
+        parts = matrices_of(model, with_gates=config.gate_optimizer != "adamw")
     of_muon = []
     of_adamw = []
     for group in groups:
         stepped_by_muon = [pair for pair in group["params"] if pair[1] in parts]
         others = [pair for pair in group["params"] if pair[1] not in parts]
         if stepped_by_muon:
-            of_muon.append(
-                group
-                | {"params": stepped_by_muon, "lr_scale": config.muon_lr_scale * group["lr_scale"]}
-            )
+            lr_scale = config.muon_lr_scale * group["lr_scale"]
+            of_muon.append(group | {"params": stepped_by_muon, "lr_scale": lr_scale})
         if others:
             of_adamw.append(group | {"params": others})
     betas = (config.beta1, config.beta2)
     adamw = torch.optim.AdamW(
         of_adamw, lr=config.learning_rate, betas=betas, fused=device_type != "mps"
     )
-    return [Muon(of_muon, parts, config.learning_rate), adamw] if of_muon else [adamw]
+    if of_muon:
+        return [Muon(of_muon, parts, config.learning_rate), adamw]
+    return [adamw]
 
 
 def make_model(
@@ -191,20 +196,14 @@ def make_model(
     lines to print)"""
     model_config = GPTConfig(**model_args(config))
     torch.manual_seed(config.seed)
-    if resumed is not None and "shards" in resumed:
-        # each process reads what it holds of the weights (runs/resume.py)
-        with memory.NoRandomStart():
-            return GPT(model_config), resumed["new"], []
     if resumed is not None:
-        return (
-            build_model(model_config, resumed["model"], Path(config.out_dir) / "ckpt.pt"),
-            resumed["new"],
-            [],
-        )
+        file = Path(config.out_dir) / "ckpt.pt"
+        return build_model(model_config, resumed["model"], file), resumed["new"], []
     model = GPT(model_config)
-    return model, *(
-        take_weights(model, source["model"], config.init_from) if source is not None else ([], [])
-    )
+    if source is None:
+        return model, [], []
+    new_parameters, notes = take_weights(model, source["model"], config.init_from)
+    return model, new_parameters, notes
 
 
 def model_args(config: TrainConfig) -> dict:
@@ -220,22 +219,22 @@ def load_batches(
     It depends on (seed, step) alone. The tensors are on the CPU, pinned for a GPU.
     """
     keys = {
-        name: getattr(config, name)
-        for name in ("seed", "batch_size", "block_size", "gradient_accumulation_steps")
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        "block_size": config.block_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
     }
-    micro_steps = range(processes.rank, config.gradient_accumulation_steps, processes.world_size)
     size = config.batch_size * config.gradient_accumulation_steps
     n_labels = dataset.count_labels(
         "train", step * size, (step + 1) * size, config.seed, config.block_size
     )
-    batches = [
-        dataset.batch("train", step, micro_step=m, same_length=same_length, **keys)
-        for m in micro_steps
-    ]
-    return [
-        (m, *map(processes.pin, batch), max(1, n_labels))
-        for m, batch in zip(micro_steps, batches, strict=True)
-    ]
+    batches = []
+    for m in range(processes.rank, config.gradient_accumulation_steps, processes.world_size):
+        inputs, targets = dataset.batch(
+            "train", step, micro_step=m, same_length=same_length, **keys
+        )
+        batches.append((m, processes.pin(inputs), processes.pin(targets), max(1, n_labels)))
+    return batches
 
 
 def read_ahead(
@@ -271,210 +270,191 @@ def micro_loss(
 
 
 def is_compiled(config: TrainConfig, device_type: str) -> bool:
-    is_long = device_type == "cuda" and config.max_iters >= 500
-    return is_long if config.compile == "auto" else config.compile == "true"
+    if config.compile == "auto":
+        return device_type == "cuda" and config.max_iters >= 500
+    return config.compile == "true"
 
 
-# -- The training loop -----------------------------------------------------------------------------
+# -- A run -----------------------------------------------------------------------------------------
 
 
-def train(
-    config: TrainConfig,
+@dataclasses.dataclass
+class Run:
+    """What the functions of a run share."""
+
+    config: TrainConfig
+    processes: Processes
+    dtype: str
+    dataset: Dataset
+    out: OutDir
+    model: GPT
+    step_model: torch.nn.Module  # what a step calls: the model, compiled or DDP's
+    compiled: bool
+    optimizers: list
+    scaler: torch.amp.GradScaler
+    new_parameters: list[str]  # those that the weights it started from lacked
+    read: Callable  # read(steps) yields the batches of each step
+    peak: tuple[float, str]  # FLOP/s that a device can reach, how that is known
+    run_id: str
+    about: dict = dataclasses.field(
+        default_factory=dict
+    )  # what checkpoints and config.json have alike
+
+    step: int = 0  # the step that comes next, or is being taken
+    is_in_step: bool = False
+    saved_step: int | None = None
+    best_val_loss: float = math.inf
+    evaluations: list[dict] = dataclasses.field(default_factory=list)
+    started: float = 0.0  # as if the run had never stopped
+    eval_seconds: float = 0.0
+    # the first step whose loss or gradient was not finite, or -1; on the device, so that nothing
+    # waits for a GPU
+    bad_step: torch.Tensor = None
+
+
+def make_run(
+    start: Start,
     processes: Processes,
     dtype: str,
     dataset: Dataset,
     out: OutDir,
     reader: ThreadPoolExecutor,
-    held: contextlib.ExitStack,
-    resumed,
-    source,
-    notes,
-) -> None:
-    """Trains from the first step to max_iters, or until stop_above says that the task is solved.
-    held: its end lets go of the signals, which are held from the first step on."""
-    device, device_type, world_size = processes.device, processes.device_type, processes.world_size
-
-    # model, optimizers
-    model, new, notes_of_model = make_model(config, resumed, source)
-    compiled = is_compiled(config, device_type)
-    if not compiled:
-        keep_compiler_out()
+) -> Run:
+    """A run at its first step, or at the one that it goes on from, with everything printed and
+    written that comes before."""
+    config, resumed, source = start.config, start.resumed, start.source
+    model, new_parameters, notes_of_model = make_model(config, resumed, source)
+    compiled = is_compiled(config, processes.device_type)
     step_model = parallel.share_out(model, config, processes, compiled, dtype)
-    optimizers: list = make_optimizers(model, config, device_type)
-    scale_new(optimizers, new, config.new_lr_scale)
-    scaler = torch.amp.GradScaler(device_type, enabled=dtype == "float16")
-    first_step, saved_step, best_val_loss, seconds_before, eval_seconds = (
-        0,
-        None,
-        math.inf,
-        0.0,
-        0.0,
+    optimizers = make_optimizers(model, config, processes.device_type)
+    scale_new(optimizers, new_parameters, config.new_lr_scale)
+    load = functools.partial(load_batches, dataset, config, processes, compiled)
+    run = Run(
+        config=config,
+        processes=processes,
+        dtype=dtype,
+        dataset=dataset,
+        out=out,
+        model=model,
+        step_model=step_model,
+        compiled=compiled,
+        optimizers=optimizers,
+        scaler=torch.amp.GradScaler(processes.device_type, enabled=dtype == "float16"),
+        new_parameters=new_parameters,
+        read=functools.partial(read_ahead, reader, load, processes),
+        peak=peak_flops(processes.device_type, dtype),
+        run_id=processes.from_main(uuid.uuid4().hex),
+        started=time.perf_counter(),
+        bad_step=torch.tensor(-1, device=processes.device),
     )
-    run_id = processes.from_main(uuid.uuid4().hex)
     if resumed is not None:
-        restore(resumed, optimizers, out.path / "ckpt.pt", scaler, model)
-        first_step = saved_step = resumed["iter_num"]
-        best_val_loss, run_id = float(resumed["best_val_loss"]), resumed["run_id"]
-        seconds_before, eval_seconds = float(resumed["seconds"]), float(resumed["eval_seconds"])
+        restore(resumed, model, optimizers, out.path / "ckpt.pt", run.scaler)
+        run.run_id = resumed["run_id"]
+        run.step = resumed["iter_num"]
+        run.saved_step = run.step
+        run.best_val_loss = float(resumed["best_val_loss"])
+        run.eval_seconds = float(resumed["eval_seconds"])
+        run.started -= float(resumed["seconds"])
     elif source is not None and config.keep_moments:
-        restore(source, optimizers, config.init_from)
-    # main has the dicts: each process would keep these in RAM
-    for checkpoint in filter(None, (resumed, source)):
-        checkpoint.pop("model", None)
-        checkpoint.pop("optimizer", None)
-
-    # what the run prints, and what it writes to config.json
-    row_length: Any = dataset.tokens_per_example("train", config.block_size)
-    tokens_per_step = round(config.batch_size * config.gradient_accumulation_steps * row_length)
-    peak, peak_source = peak_flops(device_type, dtype)
-    mfu_of_speed = 3 * model.flops_per_token(row_length) / (peak * world_size)
+        restore(source, model, optimizers, config.init_from)
+    for checkpoint in (resumed, source):
+        if checkpoint is not None:  # main has the dicts: each process would keep these in RAM
+            checkpoint.pop("model", None)
+            checkpoint.pop("optimizer", None)
     if processes.is_main:
-        perfect = dataset.perfect_loss("val")
-        lines = [
-            *notes,
-            *notes_of_model,
-            f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}, "
-            f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
-            f"state {model.state_bytes():,} bytes a sequence",
-            f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {tokens_per_step:,} tokens a step"
-            + (
-                ""
-                if perfect is None
-                else f", the perfect predictor's validation loss is {perfect:.4f}"
-            ),
-            f"device: {device_type}, {dtype}, {world_size} process(es) of {processes.threads} threads"
-            f"{f', {config.parallel}' * (world_size > 1)}, compile {compiled}, torch {torch.__version__}",
-            f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {peak_source}",
-        ]
-        print("\n".join([*lines, *notes_on_keys(config, resumed is not None, new)]))
+        print_start(run, start, notes_of_model)
+    write_start(run)
+    return run
+
+
+def tokens_per_step(run: Run) -> int:
+    row = run.dataset.tokens_per_example("train", run.config.block_size)
+    return round(run.config.batch_size * run.config.gradient_accumulation_steps * row)
+
+
+def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
+    """Prints what is trained, on what, and what of it may be a mistake."""
+    config, model, dataset, processes = run.config, run.model, run.dataset, run.processes
+    for note in start.notes + notes_of_model:
+        print(note)
+    print(
+        f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}, "
+        f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
+        f"state {model.state_bytes():,} bytes a sequence"
+    )
+    perfect = dataset.perfect_loss("val")
+    reached = (
+        "" if perfect is None else f", the perfect predictor's validation loss is {perfect:.4f}"
+    )
+    print(
+        f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {tokens_per_step(run):,} tokens a step{reached}"
+    )
+    kind = f", {config.parallel}" if processes.world_size > 1 else ""
+    print(
+        f"device: {processes.device_type}, {run.dtype}, {processes.world_size} process(es) of "
+        f"{processes.threads} threads{kind}, compile {run.compiled}, torch {torch.__version__}"
+    )
+    peak, source = run.peak
+    print(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {source}")
+    resumes = start.resumed is not None
+    for note in notes_on_keys(config, start.user_keys, resumes, run.new_parameters):
+        print(note)
+
+
+def write_start(run: Run) -> None:
+    """Writes config.json and the code, and notes in run.about what checkpoints repeat of it."""
+    model, dataset = run.model, run.dataset
     code, code_files = code_sha256()  # read now: later edits do not change this run
-    about = {"run_id": run_id, "config": dataclasses.asdict(config), "dtype": dtype}
-    about |= {"code_sha256": code, "code_files": code_files}
-    sizes: dict = {"n_params": model.n_params(), "state_bytes": model.state_bytes()}
-    sizes |= {"flops_per_token": model.flops_per_token(), "tokens_per_step": tokens_per_step}
-    out.start(about | {"device": device_type, "threads": processes.threads} | sizes, first_step)
-    names = ["name", "sha256", "tokenizer", "vocab_size", "first_ids"]
-    names += [name for name in ("alphabet", "mask_documents") if getattr(dataset, name)]
-    data = {"path": str(dataset.parts[0].folder)} | {name: getattr(dataset, name) for name in names}
-    data |= {"mixture": str(dataset.folder)} if len(dataset.parts) > 1 else {}
+    run.about = {
+        "run_id": run.run_id,
+        "config": dataclasses.asdict(run.config),
+        "dtype": run.dtype,
+        "code_sha256": code,
+        "code_files": code_files,
+    }
+    sizes = {
+        "device": run.processes.device_type,
+        "threads": run.processes.threads,
+        "n_params": model.n_params(),
+        "state_bytes": model.state_bytes(),
+        "flops_per_token": model.flops_per_token(),
+        "tokens_per_step": tokens_per_step(run),
+    }
+    run.out.start(run.about | sizes, run.step)
+    data = {
+        "path": str(dataset.parts[0].folder),
+        "name": dataset.name,
+        "sha256": dataset.sha256,
+        "tokenizer": dataset.tokenizer,
+        "vocab_size": dataset.vocab_size,
+        "first_ids": dataset.first_ids,
+    }
+    if dataset.alphabet:
+        data["alphabet"] = dataset.alphabet
+    if dataset.mask_documents:
+        data["mask_documents"] = dataset.mask_documents
+    if len(dataset.parts) > 1:
+        data["mixture"] = str(dataset.folder)
+    run.about |= {"data": data, "versions": versions(), "model_args": model_args(run.config)}
 
-    def validate(tokens: int | None, with_meters: bool = False) -> dict:
-        """The numbers of the validation split, or of a fixed sample of it of about so many tokens.
-        A signal ends it before its next batch, on all processes: Stopped."""
-        nonlocal eval_seconds
-        start = time.perf_counter()
-        with parallel.readable(model):
-            numbers = evaluate(
-                model,
-                dataset,
-                "val",
-                batch_size=evaluation_rows(config, dataset),
-                block_size=config.block_size,
-                dtype=dtype,
-                tokens=tokens,
-                rank=processes.rank,
-                world_size=world_size,
-                before_batch=processes.stop_if_signalled,
-            )
-            if not math.isfinite(numbers["loss"]):
-                stop(step, f"validation loss is {numbers['loss']}", bad_weight(model))
-            numbers["seconds"] = time.perf_counter() - start
-            if with_meters and (processes.is_main or parallel.is_sharded(config, world_size)):
-                # of a mixture, those of the first part
-                numbers["meters"] = training_meters(
-                    model, dataset.parts[0], config.block_size, dtype
-                )
-        eval_seconds += time.perf_counter() - start
-        return {"val_loss": numbers.pop("loss")} | numbers
 
-    def stop_if_not_finite() -> None:
-        """Ends the run if a step so far was bad. The weights are those from before it."""
-        if (bad := int(bad_step)) >= 0:
-            losses = (micro_loss(model, config, dtype, bad, batch) for batch in next(read([bad])))
-            with parallel.readable(model):
-                tensors = processes.from_all(first_bad_tensor(model, losses))
-            stop(bad, "the loss or its gradient is not finite", next(filter(None, tensors), None))
-        if scaler.is_enabled() and scaler.get_scale() < 1:
-            reason = "float16's loss scale fell below 1 and the gradient still overflows"
-            stop(step, reason, bad_weight(model))
+# -- The training loop -----------------------------------------------------------------------------
 
-    def stop_if_it_overflows() -> None:
-        """Ends the run if the output is not finite, before a save replaces the last good
-        checkpoint: an update may make weights so large that only the next loss shows it."""
-        inputs = first_rows(dataset.parts[0], "val", 1, config.block_size)[0].to(device)
-        with parallel.readable(model), torch.no_grad(), autocast(device_type, dtype):
-            model.eval()
-            hidden, _ = model.features(inputs)
-            model.train()
-        if not processes.from_main(bool(hidden.isfinite().all())):
-            stop(step, "the output on a row of validation is not finite", bad_weight(model))
 
-    def save(is_best: bool) -> None:
-        """Writes all that the rest of the run depends on, to best.pt, too, if it is the best."""
-        nonlocal saved_step
-        checkpoint = about | {
-            "model": model.state_dict(),
-            "model_args": model_args(config),
-            "new": new,
-            "optimizer": optimizer_state(optimizers),
-            "scaler": scaler.state_dict(),
-            "rng": torch.get_rng_state(),
-            "iter_num": step,
-            "best_val_loss": best_val_loss,
-            "seconds": time.perf_counter() - started,
-            "eval_seconds": eval_seconds,
-            "data": data,
-            "versions": versions(),
-        }
-        out.save(checkpoint, is_best)
-        saved_step = step
+def train(run: Run, signals: contextlib.ExitStack) -> None:
+    """Trains from run.step to max_iters, or until stop_above says that the task is solved.
 
-    def end_by_signal(number: int) -> NoReturn:
-        """Prints where the run goes on, and exits with the status that shells report for a process
-        that the signal ended. All steps so far are saved."""
-        out.wait()
-        if processes.is_main:
-            name = signal.Signals(number).name
-            print(
-                f"\n{name}: saved at step {step} of {config.max_iters}; --init_from=resume goes on from there"
-            )
-        sys.exit(128 + number)
-
-    def what_a_signal_does() -> str:
-        """What is printed when a signal comes."""
-        if is_in_step:
-            steps = "this step" if world_size == 1 else f"at most {SIGNAL_STEPS} steps"
-            return f"saving after {steps} (now {step}, last saved {saved_step}), then the run ends"
-        if saved_step == step:
-            return f"step {step} is saved and the run ends; --init_from=resume then does what it is doing now"
-        return f"saving step {step}, then the run ends"
-
-    def stop(bad_step: int, reason: str, tensor: str | None) -> NoReturn:
-        """Logs and prints why and where the run ends, and exits with status 1."""
-        out.log(event="stopped", step=bad_step)
-        out.wait()
-        if processes.is_main:
-            where = f"first bad tensor: {tensor}" if tensor else "all weights are still finite"
-            saved = f"{out.path / 'ckpt.pt'} holds the last good step saved, {saved_step}"
-            saved = "Nothing was saved" if saved_step is None else saved
-            if saved_step == step and reason.startswith("validation"):
-                saved = f"{out.path / 'ckpt.pt'} holds this step, and best.pt the one of the lowest validation loss"
-            place = f"at step {bad_step}, learning rate {learning_rate(config, bad_step):.3g}"
-            print(f"\nerror: {reason} {place}; {where}. {saved}", file=sys.stderr)
-        sys.exit(1)
-
-    logged_at = (first_step, time.perf_counter())
-    started = logged_at[1] - seconds_before  # as if the run had never stopped
+    signals: its end lets go of the signals, which wait for the end of a step from here on.
+    """
+    config, processes, out = run.config, run.processes, run.out
+    model, step_model, optimizers, scaler = run.model, run.step_model, run.optimizers, run.scaler
+    device, world_size = processes.device, processes.world_size
+    first_step = run.step
     # a resumed run has some already
     losses = [row["loss"] for row in out.kept if row["event"] == "train"]
     # rank 0 has read them, and every rank must come to the same end
-    evaluations = processes.from_main([row for row in out.kept if row["event"] == "eval"])
-    # the first step whose loss or gradient was not finite, or -1; on the device, so that nothing
-    # waits for a GPU
-    bad_step = torch.tensor(-1, device=device)
-    load = functools.partial(load_batches, dataset, config, processes, compiled)
-    read = functools.partial(read_ahead, reader, load, processes)
-    batches_of_steps = read(range(first_step, config.max_iters))
+    run.evaluations = processes.from_main([row for row in out.kept if row["event"] == "eval"])
+    batches_of_steps = run.read(range(first_step, config.max_iters))
     bar = tqdm(
         desc="training",
         total=config.max_iters,
@@ -483,78 +463,54 @@ def train(
         disable=not processes.is_main,
         mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file gets a line every 30 s
     )
-
-    step = first_step
-    is_in_step = False
+    logged_at = (first_step, time.perf_counter())
     # before, a signal ends the run: nothing is lost
-    held.enter_context(processes.signals_held(what_a_signal_does))
-    for step in itertools.count(first_step):
-        lr = learning_rate(config, step)
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = lr * group["lr_scale"]
+    signals.enter_context(processes.signals_held(lambda: what_a_signal_does(run)))
 
-        # save, then evaluate: a kill during the evaluation loses nothing, and a signal need not
-        # wait for its end. A run that goes on evaluates its first step unless it has done so before
-        # it was stopped
+    for step in itertools.count(first_step):
+        run.step = step
+        lr = learning_rate(config, step)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["lr_scale"]
+
+        # save, then evaluate: a kill during the evaluation loses nothing. On a signal, save at
+        # once: the resumed run then evaluates this step
         is_end = step == config.max_iters
-        signal_number = processes.stop_signal(step, config.log_interval)
         is_due = is_end or step % config.eval_interval == 0
-        is_evaluated = (
-            is_due and step not in {row["step"] for row in evaluations} and not signal_number
-        )
-        if (is_evaluated or signal_number) and saved_step != step:
-            stop_if_not_finite()
-            stop_if_it_overflows()
-            save(is_best=False)
+        signal_number = processes.stop_signal(step, config.log_interval)
+        is_evaluated = is_due and not signal_number and not was_evaluated(run)
+        if (is_evaluated or signal_number) and run.saved_step != step:
+            stop_if_not_finite(run)
+            stop_if_it_overflows(run)
+            save(run, is_best=False)
         if signal_number:
-            end_by_signal(signal_number)
+            end_by_signal(run, signal_number)
         if is_evaluated:
-            try:
-                row = {"event": "eval", "step": step} | validate(
-                    config.eval_tokens, with_meters=config.meters
-                )
-            except Stopped as stopped:
-                end_by_signal(stopped.number)
-            evaluations.append(row)
-            out.log(**row)
-            if row["val_loss"] < best_val_loss:
-                best_val_loss = row["val_loss"]
-                save(is_best=True)
-            if signal_number := processes.any_signal():
-                end_by_signal(signal_number)
+            evaluate_and_save_the_best(run)
             logged_at = (step, time.perf_counter())
-        last_two = [row["accuracy"] for row in evaluations[-2:]]
-        is_solved = (
-            config.stop_above is not None
-            and len(last_two) == 2
-            and min(last_two) > config.stop_above
-        )
-        if is_due and (is_end or is_solved):
+        if is_due and (is_end or is_solved(run)):
             break
 
-        is_in_step = True
         # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is
         # read, but for one number a step where an optimizer is not fused, as Muon and those of MPS
-        batches, loss = next(batches_of_steps), torch.zeros((), device=device)
+        run.is_in_step = True
+        batches = next(batches_of_steps)
+        loss = torch.zeros((), device=device)
         for batch in batches:
             with parallel.no_sync(step_model, unless=batch is batches[-1]):
-                part = micro_loss(step_model, config, dtype, step, batch)
+                part = micro_loss(step_model, config, run.dtype, step, batch)
                 # DDP and FSDP take the mean over the processes; the loss is already divided by the
                 # labels of all
                 scaler.scale(part * world_size).backward()
             loss += part.detach()
         if world_size > 1:
             torch.distributed.all_reduce(loss)
-        parameters = model.named_parameters() if step == first_step else ()
-        if unused := [name for name, p in parameters if p.requires_grad and p.grad is None]:
-            raise UserError(
-                f"model.py: {len(unused)} parameters are built and never used, first {unused[0]}: the loss does not "
-                "depend on them; apply what they belong to, or do not build it"
-            )
+        if step == first_step:
+            check_all_are_used(model)
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-        grad_norm = parallel.full_tensor(grad_norm)
+        grad_norm = parallel.clip_gradients(model, config.grad_clip)
 
         # update, unless the loss or the gradient is not finite in this step or in an earlier one.
         # In float16 an infinite gradient only means that the loss scale was too high: this step
@@ -562,8 +518,8 @@ def train(
         is_bad = ~(loss + grad_norm).isfinite()
         ends_run = ~loss.isfinite() if scaler.is_enabled() else is_bad
         # torch.where(..., step, ...) would copy the number to the GPU and wait for it
-        bad_step = bad_step.masked_fill((bad_step < 0) & ends_run, step)
-        skip = is_bad | (bad_step >= 0)
+        run.bad_step = run.bad_step.masked_fill((run.bad_step < 0) & ends_run, step)
+        skip = is_bad | (run.bad_step >= 0)
         for optimizer in optimizers:
             if optimizer.defaults.get("fused"):
                 optimizer.found_inf = skip.float()  # the fused kernel skips the step if it is 1
@@ -573,68 +529,254 @@ def train(
         scaler.update()
         # DDP's gradients stay views of its buckets
         model.zero_grad(set_to_none=not isinstance(step_model, DistributedDataParallel))
+        run.is_in_step = False
 
-        is_in_step = False
-
-        # log
+        # log: a number that you add to the row arrives in metrics.jsonl and in every logger
         bar.update()
         if step % config.log_interval == 0 or step == config.max_iters - 1:
-            stop_if_not_finite()
+            stop_if_not_finite(run)
+            row: dict = {"event": "train", "step": step, "loss": float(loss), "lr": lr}
             # JSON has no inf, which is common in float16
-            loss, grad_norm = float(loss), float(grad_norm) if math.isfinite(grad_norm) else None
-            speed = (
-                tokens_per_step * (step + 1 - logged_at[0]) / (time.perf_counter() - logged_at[1])
-            )
+            row["grad_norm"] = float(grad_norm) if math.isfinite(grad_norm) else None
+            row["spike"] = is_spike(row["loss"], losses)
+            steps = step + 1 - logged_at[0]
+            speed = tokens_per_step(run) * steps / (time.perf_counter() - logged_at[1])
+            row["tokens_per_second"] = speed
+            row["mfu"] = speed * mfu_of_speed(run)
             logged_at = (step + 1, time.perf_counter())
-            spike, mfu = is_spike(loss, losses), speed * mfu_of_speed
-            losses.append(loss)
-            numbers = dict(
-                loss=loss, lr=lr, grad_norm=grad_norm, spike=spike, tokens_per_second=speed, mfu=mfu
-            )
-            out.log(event="train", step=step, **numbers)
-            bar.set_postfix(
-                loss=f"{loss:.4f}", tok_s=f"{speed:,.0f}", mfu=f"{mfu:.1%}", refresh=False
-            )
+            losses.append(row["loss"])
+            out.log(row)
+            shown = {"loss": f"{loss:.4f}", "tok_s": f"{speed:,.0f}", "mfu": f"{row['mfu']:.1%}"}
+            bar.set_postfix(shown, refresh=False)
 
-    # the end: the whole validation split, unless the evaluations have read all of it, or it takes
-    # too long
     bar.close()
-    out.wait()
-    counts, trained = dataset.counts("val"), time.perf_counter() - started - eval_seconds
-    reads_a_sample = (config.eval_tokens or math.inf) < counts["tokens"]
-    labels = counts.get("labels", counts["tokens"])  # of rows few tokens have one
-    takes = evaluations[-1].get("seconds", 0.0) * labels / evaluations[-1]["labels"]
-    is_asked = (
-        processes.from_main(takes <= trained) if config.eval_whole is None else config.eval_whole
-    )
-    is_whole = not reads_a_sample or is_asked
-    # of a finished run that was started again, maybe for more steps
-    end = processes.from_main(out.ended)
-    if end is None or end["step"] < step or is_whole and not end.get("whole", True):
-        end = {name: x for name, x in evaluations[-1].items() if name not in ("meters", "seconds")}
-        if reads_a_sample and is_whole:
-            try:
-                end |= validate(None)
-            except Stopped as stopped:
-                end_by_signal(stopped.number)
-        seconds = time.perf_counter() - started
-        end |= {"event": "end", "whole": is_whole, "seconds": seconds, "eval_seconds": eval_seconds}
-    out.log(**end)
-    if processes.is_main:
-        accuracy = f", accuracy {end['accuracy']:.1%}" if dataset.kind == "examples" else ""
-        steps = f"{step} steps" if is_end else f"{step} of {config.max_iters} steps (solved)"
-        print(
-            f"validation loss {end['val_loss']:.4f} nats{accuracy} after {steps} in {end['seconds']:.0f} s"
+    end(run)
+
+
+def was_evaluated(run: Run) -> bool:
+    """Whether the next step was evaluated before the run was stopped there."""
+    return any(row["step"] == run.step for row in run.evaluations)
+
+
+def is_solved(run: Run) -> bool:
+    """Whether the last two evaluations were above stop_above."""
+    if run.config.stop_above is None or len(run.evaluations) < 2:
+        return False
+    return all(row["accuracy"] > run.config.stop_above for row in run.evaluations[-2:])
+
+
+def check_all_are_used(model: GPT) -> None:
+    """UserError for parameters that the loss of the first step does not depend on."""
+    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if unused:
+        raise UserError(
+            f"model.py: {len(unused)} parameters are built and never used, first {unused[0]}: the loss does not "
+            "depend on them; apply what they belong to, or do not build it"
         )
-        if not end.get("whole", True):
+
+
+def mfu_of_speed(run: Run) -> float:
+    """The model FLOPs utilisation at one token a second: a step's FLOPs are three times those of
+    its forward pass."""
+    row: Any = run.dataset.tokens_per_example("train", run.config.block_size)
+    return 3 * run.model.flops_per_token(row) / (run.peak[0] * run.processes.world_size)
+
+
+# -- Evaluations and checkpoints -------------------------------------------------------------------
+
+
+def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
+    """The numbers of the validation split, or of a fixed sample of it of about so many tokens. A
+    signal ends it before its next batch, on all processes, and then the run."""
+    config, model, processes = run.config, run.model, run.processes
+    start = time.perf_counter()
+    with parallel.eager(model):
+        try:
+            numbers = evaluate(
+                model,
+                run.dataset,
+                "val",
+                batch_size=evaluation_rows(config, run.dataset),
+                block_size=config.block_size,
+                dtype=run.dtype,
+                tokens=tokens,
+                rank=processes.rank,
+                world_size=processes.world_size,
+                before_batch=processes.stop_if_signalled,
+            )
+        except Stopped as stopped:
+            end_by_signal(run, stopped.number)
+        if not math.isfinite(numbers["loss"]):
+            reason = f"validation loss is {numbers['loss']}"
+            stop(run, run.step, reason, bad_weight(model))
+        numbers["seconds"] = time.perf_counter() - start
+        if with_meters and (processes.is_main or parallel.is_fsdp(config, processes.world_size)):
+            # of a mixture, those of the first part
+            part = run.dataset.parts[0]
+            numbers["meters"] = training_meters(model, part, config.block_size, run.dtype)
+    run.eval_seconds += time.perf_counter() - start
+    return {"val_loss": numbers.pop("loss")} | numbers
+
+
+def evaluate_and_save_the_best(run: Run) -> None:
+    """Evaluates the step, logs it, and saves it as best.pt if its loss is the lowest so far."""
+    numbers = validate(run, run.config.eval_tokens, with_meters=run.config.meters)
+    row = {"event": "eval", "step": run.step} | numbers
+    run.evaluations.append(row)
+    run.out.log(row)
+    if row["val_loss"] < run.best_val_loss:
+        run.best_val_loss = row["val_loss"]
+        save(run, is_best=True)
+    signal_number = run.processes.any_signal()
+    if signal_number:
+        end_by_signal(run, signal_number)
+
+
+def save(run: Run, is_best: bool) -> None:
+    """Writes all that the rest of the run depends on, to best.pt, too, if it is the best."""
+    weights, moments = parallel.whole_state(run.model, run.optimizers)
+    groups = []
+    for optimizer in run.optimizers:
+        for group in optimizer.param_groups:
+            groups.append({name: x for name, x in group.items() if name != "params"})
+    checkpoint = run.about | {
+        "model": weights,
+        "optimizer": {"state": moments, "param_groups": groups},
+        "new": run.new_parameters,
+        "scaler": run.scaler.state_dict(),
+        "rng": torch.get_rng_state(),
+        "iter_num": run.step,
+        "best_val_loss": run.best_val_loss,
+        "seconds": time.perf_counter() - run.started,
+        "eval_seconds": run.eval_seconds,
+    }
+    run.out.save(checkpoint, is_best)
+    run.saved_step = run.step
+
+
+# -- How a run ends --------------------------------------------------------------------------------
+
+
+def stop_if_not_finite(run: Run) -> None:
+    """Ends the run if a step so far was bad. The weights are those from before it."""
+    bad_step = int(run.bad_step)
+    if bad_step >= 0:
+        batches = next(run.read([bad_step]))
+        losses = (
+            micro_loss(run.model, run.config, run.dtype, bad_step, batch) for batch in batches
+        )
+        with parallel.eager(run.model):
+            found = run.processes.from_all(first_bad_tensor(run.model, losses))
+        tensors = [tensor for tensor in found if tensor is not None]
+        tensor = tensors[0] if tensors else None
+        stop(run, bad_step, "the loss or its gradient is not finite", tensor)
+    if run.scaler.is_enabled() and run.scaler.get_scale() < 1:
+        reason = "float16's loss scale fell below 1 and the gradient still overflows"
+        stop(run, run.step, reason, bad_weight(run.model))
+
+
+def stop_if_it_overflows(run: Run) -> None:
+    """Ends the run if the output is not finite, before a save replaces the last good checkpoint: an
+    update may make weights so large that only the next loss shows it."""
+    model, processes = run.model, run.processes
+    inputs = first_rows(run.dataset.parts[0], "val", 1, run.config.block_size)[0]
+    inputs = inputs.to(processes.device)
+    with parallel.eager(model), torch.no_grad(), autocast(processes.device_type, run.dtype):
+        model.eval()
+        hidden, _ = model.features(inputs)
+        model.train()
+    is_finite = processes.from_main(bool(hidden.isfinite().all()))
+    if not is_finite:
+        reason = "the output on a row of validation is not finite"
+        stop(run, run.step, reason, bad_weight(model))
+
+
+def stop(run: Run, bad_step: int, reason: str, tensor: str | None) -> NoReturn:
+    """Logs and prints why and where the run ends, and exits with status 1."""
+    run.out.log({"event": "stopped", "step": bad_step})
+    if run.processes.is_main:
+        file = run.out.path / "ckpt.pt"
+        where = f"first bad tensor: {tensor}" if tensor else "all weights are still finite"
+        if run.saved_step is None:
+            saved = "Nothing was saved"
+        elif run.saved_step == run.step and reason.startswith("validation"):
+            saved = f"{file} holds this step, and best.pt the one of the lowest validation loss"
+        else:
+            saved = f"{file} holds the last good step saved, {run.saved_step}"
+        place = f"at step {bad_step}, learning rate {learning_rate(run.config, bad_step):.3g}"
+        print(f"\nerror: {reason} {place}; {where}. {saved}", file=sys.stderr)
+    sys.exit(1)
+
+
+def what_a_signal_does(run: Run) -> str:
+    """What is printed when a signal comes."""
+    step = run.step
+    if run.is_in_step:
+        steps = "this step" if run.processes.world_size == 1 else f"at most {SIGNAL_STEPS} steps"
+        return f"saving after {steps} (now {step}, last saved {run.saved_step}), then the run ends"
+    if run.saved_step == step:
+        return f"step {step} is saved and the run ends; --init_from=resume then does what it is doing now"
+    return f"saving step {step}, then the run ends"
+
+
+def end_by_signal(run: Run, number: int) -> NoReturn:
+    """Prints where the run goes on, and exits with the status that shells report for a process that
+    the signal ended. All steps so far are saved."""
+    if run.processes.is_main:
+        name = signal.Signals(number).name
+        steps = f"step {run.step} of {run.config.max_iters}"
+        print(f"\n{name}: saved at {steps}; --init_from=resume goes on from there")
+    sys.exit(128 + number)
+
+
+def end(run: Run) -> None:
+    """Reads the whole validation split, unless the evaluations have read all of it or it takes
+    longer than training took, logs the last row, and prints it."""
+    config, processes = run.config, run.processes
+    counts = run.dataset.counts("val")
+    n_labels = counts.get("labels", counts["tokens"])  # of rows few tokens have one
+    last = run.evaluations[-1]
+    reads_a_sample = config.eval_tokens is not None and config.eval_tokens < counts["tokens"]
+    seconds_of_all = last.get("seconds", 0.0) * n_labels / last["labels"]
+    seconds_of_training = time.perf_counter() - run.started - run.eval_seconds
+    is_asked = config.eval_whole
+    if is_asked is None:
+        is_asked = processes.from_main(seconds_of_all <= seconds_of_training)
+    is_whole = is_asked or not reads_a_sample
+
+    # of a finished run that was started again, maybe for more steps
+    row = processes.from_main(run.out.ended)
+    if row is None or row["step"] < run.step or is_whole and not row.get("whole", True):
+        row = {name: x for name, x in last.items() if name not in ("meters", "seconds")}
+        if reads_a_sample and is_whole:
+            row |= validate(run, None)
+        row |= {"event": "end", "whole": is_whole, "seconds": time.perf_counter() - run.started}
+        row["eval_seconds"] = run.eval_seconds
+    run.out.log(row)
+    if processes.is_main:
+        print_end(run, row)
+        if not row.get("whole", True):
             print(
-                f"  of {end['labels']:,} of {labels:,} labels: all take {takes:.1f} s, training took {trained:.1f};"
+                f"  of {row['labels']:,} of {n_labels:,} labels: all take {seconds_of_all:.1f} s, "
+                f"training took {seconds_of_training:.1f};"
             )
             print(
                 f"  python train.py --out_dir={config.out_dir} --init_from=resume --eval_whole=true reads them"
             )
-        best = f"validation loss {best_val_loss:.4f}{' on the sample' if reads_a_sample else ''}"
-        print(f"written to {out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")
+        sample = " on the sample" if reads_a_sample else ""
+        best = f"validation loss {run.best_val_loss:.4f}{sample}"
+        print(f"written to {run.out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")
+
+
+def print_end(run: Run, row: dict) -> None:
+    steps = f"{run.step} steps"
+    if run.step < run.config.max_iters:
+        steps = f"{run.step} of {run.config.max_iters} steps (solved)"
+    accuracy = ""
+    if run.dataset.kind == "examples":
+        accuracy = f", accuracy {row['accuracy']:.1%}"
+    loss = f"validation loss {row['val_loss']:.4f} nats{accuracy}"
+    print(f"{loss} after {steps} in {row['seconds']:.0f} s")
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from base.files import read_json
+from base.rules import show, wrong_field
 from configurator import UserError
 from data import drawn
-from runs.files import read_json
-from runs.rules import show, wrong_field
 
 FORMAT = 1
 UINT16_VOCAB = 1 << 16  # the most token ids of uint16

@@ -29,12 +29,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from base.files import find_data, how_to_prepare, is_no_file, parts_of_mixture, sha256_of_file
+from base.rules import DataError, show
 from configurator import UserError
 from data import drawn
 from data.meta import dtype_of, read_meta
 from ops import IGNORE
-from runs.files import find_data, how_to_prepare, is_no_file, parts_of_mixture, sha256_of_file
-from runs.rules import DataError, show
 
 # what the ids of a data set mean
 MEANING = ("kind", "vocab_size", "tokenizer", "first_ids", "alphabet", "kinds")

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from base.files import one_line, read_regular
 from configurator import UserError
 from data.meta import dtype_of
-from runs.files import one_line, read_regular
 
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"

@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
+from base import files
+from base.files import DATA, read_json
+from base.rules import show, wrong_field
 from configurator import UserError, key
 from data.meta import FILE_NAME, FORMAT, dtype_of, files_of, read_meta
 from data.tokenizer import TOKENIZER_FILE
-from runs import files
-from runs.files import DATA, read_json
-from runs.rules import show, wrong_field
 
 # the keys of prepare scripts that do not decide which data they make
 NO_PARAMETERS = ("from_dir", "from_file", "out_dir", "overwrite", "threads")

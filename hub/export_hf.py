@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import configurator
+from base.files import find_checkpoint
 from configurator import UserError, check_choice
 from data.tokenizer import TOKENIZER_FILE
 from hub.families import (
@@ -30,7 +31,6 @@ from hub.text import AS_IT_IS, CONFIG_FILE, files_for_transformers
 from keys import word_of
 from model import GPTConfig
 from runs.checkpoint import load_model
-from runs.files import find_checkpoint
 from runs.notes import unused_keys
 
 LINEAR = {

@@ -31,10 +31,10 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from base.rules import Rule, wrong_field
 from configurator import UserError, rules_of, show
 from keys import WITH_ROPE_LENGTH, word_of
 from model import MIXERS, GPTConfig
-from runs.rules import Rule, wrong_field
 
 # Names of tensors: {ours: theirs}. Ours are patterns of a whole name without blocks.N. before and
 # .weight or .bias behind it. In NAMES "mixer" has become the name of the mixer. A name that no

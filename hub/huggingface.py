@@ -16,16 +16,16 @@ from typing import Any
 import torch
 
 import configurator
+from base.files import claim, is_no_file, new_folder, one_line, read_json, write_whole
+from base.rules import wrong_field
+from base.tensors import check_tensors, import_safetensors, load_torch, save_folder
 from configurator import UserError, show
 from data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from hub.families import FAMILIES, family_of, keys_of
 from hub.tensors import parts_of
 from hub.text import TOKENIZER_FILES, copied_files
 from model import GPTConfig
-from runs.checkpoint import check_tensors, import_safetensors, load_torch, save_folder
-from runs.files import claim, is_no_file, new_folder, one_line, read_json, write_whole
 from runs.memory import without_data
-from runs.rules import wrong_field
 
 # of names of tensors: with a part for images; fla's norm with a gate in one kernel; older; compiled
 SPELLINGS = {

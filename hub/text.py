@@ -12,6 +12,7 @@ import math
 import os
 from pathlib import Path
 
+from base.files import read_regular
 from configurator import UserError
 from data.tokenizer import (
     BYTE_OF,
@@ -21,7 +22,6 @@ from data.tokenizer import (
     GPT2Tokenizer,
     name_of_file,
 )
-from runs.files import read_regular
 
 CONFIG_FILE = "tokenizer_config.json"
 TOKENIZER_FILES = (

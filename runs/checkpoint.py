@@ -1,63 +1,52 @@
-"""Checkpoints: written whole or not at all, loaded without running any code from the file, refused
-if a bit is wrong.
+"""Checkpoints: what train.py saves, and what every script that needs a model reads.
 
-    save("out/ckpt.pt", {"model": model.state_dict(), ...})
+    save("out/ckpt.pt", {"model": weights, ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
 
-What train.py puts in one: model, model_args, new (the parameters that the weights it started from
-lacked), optimizer, scaler, iter_num, best_val_loss, seconds, eval_seconds, rng, run_id, config,
-data (name, path, sha256, tokenizer, vocab_size, first_ids, maybe alphabet, mask_documents,
-mixture), dtype, code_sha256, code_files ({file: its sha256}), versions. A folder that export.py
-wrote has model, model_args, iter_num, data and dtype, and is loaded in the same way. Both have a
-format number. A folder of transformers is read as export.py --from_hf reads it
-(hub/huggingface.py).
+FIELDS lists what one of train.py's holds. A folder that export.py wrote has model, model_args,
+iter_num, data and dtype, and is loaded in the same way. Both have a format number. A folder of
+transformers is read as export.py --from_hf reads it (hub/huggingface.py).
 """
 
 import json
-import pickle
-import zipfile
-from collections.abc import Collection
+import math
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 
 import configurator
 import variants  # noqa: F401  a checkpoint may have any mixer
+from base.files import CHECKPOINTS, find_checkpoint, one_line, sha256_of_file, write_whole
+from base.rules import Rule, wrong_field
+from base.tensors import FORMAT, about_folder, check_tensors, load_folder, load_torch
 from configurator import UserError, show
 from data.meta import MAX_VOCAB
 from data.shards import Dataset, open_dataset
-from keys import renamed
+from keys import keys_of_today
 from model import GPT, GPTConfig
-from runs import sharded
-from runs.files import (
-    CHECKPOINTS,
-    find_checkpoint,
-    one_line,
-    read_json,
-    sha256_of_file,
-    write_text,
-    write_whole,
-)
-from runs.hardware import DTYPES, Processes, places_of_torchrun
-from runs.rules import wrong_field
+from runs.hardware import DTYPES, Processes
+from runs.memory import NotEnoughMemory, without_data
 
-FORMAT = 1  # of what is written here; nothing else is read
 WITHOUT_FORMAT = (
     "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
 )
+# the last code that reads the tensors of checkpoint=sharded
+LAST_WITH_SHARDS = "27a232e"
 # of a file with a config.json beside it
 OF_FOLDERS = {Path(name).suffix for name in CHECKPOINTS[1:]}
-WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# what a checkpoint holds beside its tensors; rules.wrong_field says how the table is read
 TEXT = (str, 0, 999)
+SECONDS = (float, 0, 1e12)
+SCALER = {  # of float16; in another dtype it is off, and has no state
+    "scale": Rule(float, above=0, at_most=1e38), "growth_factor": (float, 1, 1e9), "backoff_factor": (float, 1e-9, 1),
+    "growth_interval": (int, 1, 1 << 60), "_growth_tracker": (int, 0, 1 << 60),
+}  # fmt: skip
+# what a checkpoint holds beside "model", its weights; rules.wrong_field says how the table is read
 FIELDS = {
     "format?": (int, 0, 1 << 30),
     "model_args": (dict, 0, 999),
     "iter_num?": (int, 0, 1 << 60),
     "dtype?": set(DTYPES),
-    "data?": {
+    "data?": {  # what it was trained on
         "name?": TEXT,
         "path?": (str, 0, 1 << 12),
         "sha256?": TEXT,
@@ -68,13 +57,18 @@ FIELDS = {
         "alphabet?": (str, 1, MAX_VOCAB),
         "mask_documents?": (bool, 0, 1),
     },
+    # and what a run goes on from
+    "config?": {str: object},
+    "new?": [TEXT, 0, 1 << 20],  # the parameters that the weights it started from lacked
+    "optimizer?": {"state": {str: (dict, 0, 99)}},  # resume.check_moments looks at the tensors
+    "scaler?": (dict, 0, 99),
+    "rng?": object,
+    "best_val_loss?": (float, 0, math.inf),  # infinite before the first evaluation
+    "seconds?": SECONDS,
+    "eval_seconds?": SECONDS,
+    "run_id?": (str, 32, 32),
+    "code_files?": {str: TEXT},  # {file: its sha256}
 }
-# of one in shards; a parameter's moments are not here
-IN_SHARDS = {
-    "shards": {"folder": TEXT, "files": {str: TEXT}},
-    "optimizer": {"state": {str: (dict, 0, 0)}},
-}
-WEIGHTS, ALL = ("model",), ("model", "optimizer")  # what load reads of a checkpoint in shards
 
 
 def save(path: Path | str, checkpoint: dict) -> None:
@@ -86,133 +80,42 @@ def save(path: Path | str, checkpoint: dict) -> None:
         raise UserError(f"{path}: cannot be written ({error.__context__ or error})") from None
 
 
-def import_safetensors() -> ModuleType:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise UserError("safetensors is not installed: pip install safetensors") from None
-    return safetensors
-
-
-def save_folder(folder: Path, weights: dict[str, torch.Tensor], about: dict) -> None:
-    """Writes model.safetensors and then config.json: `about`, FORMAT and the weights' sha256.
-    Raises UserError."""
-    library, file = import_safetensors(), folder / "model.safetensors"
-    plain = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-    with one_line(f"{file}: cannot be written"):
-        write_whole(file, lambda part: library.torch.save_file(plain, part.name, {"format": "pt"}))
-    about = about | {"format": FORMAT, "sha256": sha256_of_file(file)}
-    # load has refused what is no JSON
-    write_text(folder / "config.json", json.dumps(about, indent=2, allow_nan=False))
-
-
-def load(path: Path | str, mapped: bool = False, parts: Collection[str] = WEIGHTS) -> dict:
-    """The checkpoint's dict, on the CPU. Raises UserError for a file that is missing, damaged or no
-    checkpoint.
-
-    mapped: the tensors stay in the file (load_torch), for callers that copy at once what they keep.
-    parts: which of the tensors to read where they are in shards.
-    """
+def load(path: Path | str, mapped: bool = False) -> dict:
+    """The checkpoint's dict, on the CPU, its keys called as today. Raises UserError for a file that
+    is missing, damaged or no checkpoint. mapped: as in load_torch."""
     path = find_checkpoint(path)
-    checkpoint = load_torch(path, mapped) if path.suffix not in OF_FOLDERS else _load_folder(path)
-    fields = FIELDS | (IN_SHARDS if isinstance(checkpoint, dict) and "shards" in checkpoint else {})
+    checkpoint = load_torch(path, mapped) if path.suffix not in OF_FOLDERS else read_folder(path)
     with one_line(f"{path}: no checkpoint of this project", ValueError, TypeError):
-        wrong = wrong_field(checkpoint, fields)
+        wrong = wrong_field(checkpoint, FIELDS)
         if wrong or not isinstance(checkpoint.get("model"), dict):
             raise ValueError(wrong or "it has no model")
         json.dumps([checkpoint.get(name) for name in ("model_args", "data")], allow_nan=False)
-    if (number := checkpoint.get("format")) != FORMAT:
+    number = checkpoint.get("format")
+    if number != FORMAT:
         reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
         raise UserError(
             f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}"
         )
-    if "shards" in checkpoint and parts:
-
-        def whole(name, shape):
-            return torch.empty(shape) if name.split("/")[0] in parts else None
-
-        checkpoint["model"], moments = sharded.read(path, checkpoint["shards"], whole)
-        checkpoint["optimizer"]["state"] |= moments
+    if "shards" in checkpoint:
+        raise UserError(
+            f"{path}: its tensors are in shards beside it; export.py --whole of commit {LAST_WITH_SHARDS} makes "
+            "one file of them, and this version reads that"
+        )
     check_tensors(checkpoint["model"], path)
     with one_line(f"{path}: cannot be read"):
         for name in ("model_args", "config"):
             if isinstance(checkpoint.get(name), dict):
-                checkpoint[name] = renamed(checkpoint[name])
+                checkpoint[name] = keys_of_today(checkpoint[name])
     return checkpoint
 
 
-def check_tensors(tensors: dict, path: Path) -> None:
-    """Raises UserError, with the path, where one is no weight or has no name."""
-    for name, tensor in tensors.items():
-        if wrong := wrong_tensor(tensor) if isinstance(name, str) else "is no name":
-            raise UserError(f"{path}: its {show(name)} {wrong}")
+def read_folder(file: Path) -> dict:
+    """The checkpoint of a folder of ours, or of one for transformers or of Mamba-2's authors."""
+    if about_folder(file).keys().isdisjoint(("model_type", "ssm_cfg")):
+        return load_folder(file)
+    from hub import huggingface  # most scripts read no such folder
 
-
-def wrong_tensor(tensor: Any) -> str | None:
-    """Says in words why a value of somebody's file is no weight, or returns None if it is one."""
-    # dense, with memory for each of its numbers: expand() can repeat one row a billion times
-    is_plain = (
-        type(tensor) is torch.Tensor
-        and tensor.layout == torch.strided
-        and not tensor.is_meta
-        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
-    )
-    if not is_plain:
-        return "is no plain tensor"
-    if tensor.dtype not in WEIGHT_DTYPES:
-        return f"is {tensor.dtype}, which is not read: write it as float64, float32, float16 or bfloat16"
-    if tensor.numel():
-        least, most = tensor.aminmax()  # NaN if there is one; takes no memory
-        if not max(-least, most) <= torch.finfo(torch.float32).max:
-            return "is not finite in float32: the file is broken, or its run has diverged"
-    return None
-
-
-def load_torch(path: Path, mapped: bool = False) -> Any:
-    """What torch.save wrote: tensors and plain values, and no code is run. Raises UserError.
-
-    mapped: the tensors stay in the file until they are read; a process dies if the file is
-    overwritten in place then.
-    """
-    _, _, local_rank, local_size = places_of_torchrun()
-    # a damaged pickle may raise IndexError, struct.error ...
-    with one_line(f"{path}: damaged, or no checkpoint"):
-        try:
-            # reads its table of contents, which stands at the end
-            with zipfile.ZipFile(path) as archive:
-                # compressed numbers cannot be mapped, and torch would take their bytes for numbers
-                mapped = mapped and all(
-                    record.compress_type == zipfile.ZIP_STORED for record in archive.filelist
-                )
-                # the processes of a machine share the work
-                archive.filelist = archive.filelist[local_rank::local_size]
-                damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
-            if damaged is None:
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-            wrong = (
-                f"damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint"
-            )
-        except zipfile.BadZipFile:
-            wrong = "cut short, damaged, or no checkpoint"
-        except pickle.UnpicklingError:
-            wrong = "refused, it is damaged or holds more than tensors and plain values"
-    raise UserError(f"{path}: {wrong}")
-
-
-def _load_folder(path):
-    library, about = import_safetensors(), read_json(path.with_name("config.json"), infinity=True)
-    about = about if isinstance(about, dict) else {}
-    if not about.keys().isdisjoint(("model_type", "ssm_cfg")):  # the second: Mamba-2 of its authors
-        from hub import huggingface  # which imports this file
-
-        return huggingface.checkpoint_of(path.parent)[0] | {"format": FORMAT}
-    with one_line(f"{path}: damaged, or no safetensors"):
-        if about.get("sha256") != sha256_of_file(path):
-            raise UserError(
-                f"{path}: damaged, or not the file that its config.json describes (its sha256 differs)"
-            )
-        # mapped: in the file until they are read
-        return about | {"model": library.torch.load_file(path)}
+    return huggingface.checkpoint_of(file.parent)[0] | {"format": FORMAT}
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:
@@ -225,10 +128,47 @@ def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tupl
     weights = checkpoint["model"]
     for name in weights:
         weights[name] = weights[name].clone()
-    # this machine may lack those it had
+    # this machine may lack the kernels it had
     model_args = checkpoint["model_args"] | {"kernels": "auto"} | changed
     config = configurator.build(GPTConfig, model_args, source=str(path))
     return build_model(config, weights, path, device).eval(), checkpoint
+
+
+def build_model(
+    config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu"
+) -> GPT:
+    """The GPT of the config with these weights, which must be exactly those it has. Raises
+    UserError.
+
+    The weights are not copied where they have the model's dtype and are on its device: the model
+    then owns them.
+    """
+    wrong = f"{path}: its weights are not those of its config"
+    with one_line(wrong, RuntimeError, TypeError, OverflowError):
+        try:
+            model = without_data(config)  # the config of a stranger's file may ask for terabytes
+        except NotEnoughMemory as error:
+            raise UserError(f"{path}: {error}") from None
+        dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        model.load_state_dict(weights, assign=True)  # before anything is copied
+        if has_no_data(model):
+            with torch.random.fork_rng(devices=[]):
+                model = GPT(config).to(device)
+        made = {}
+        for name, dtype in dtypes.items():
+            made[name] = weights[name].to(device, dtype).contiguous()
+        model.load_state_dict(made, assign=True)
+    return model
+
+
+def has_no_data(model: GPT) -> bool:
+    """Whether the model has tensors without data, which no checkpoint holds, such as buffers that
+    are not persistent."""
+    for module in model.modules():
+        for value in (*vars(module).values(), *module._buffers.values()):
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                return True
+    return False
 
 
 def data_of(
@@ -237,10 +177,9 @@ def data_of(
     """The data set of that name, or the one of training, of a mixture its first part.
     mask_documents=None: as there."""
     trained_on = checkpoint.get("data", {})
-    is_masked = (
-        trained_on.get("mask_documents", False) if mask_documents is None else mask_documents
-    )
-    return open_dataset(name or trained_on.get("path", ""), is_masked)
+    if mask_documents is None:
+        mask_documents = trained_on.get("mask_documents", False)
+    return open_dataset(name or trained_on.get("path", ""), mask_documents)
 
 
 def check_same_weights(processes: Processes, path: Path | str) -> None:
@@ -257,41 +196,9 @@ def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> N
             f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {vocab_size}"
         )
     for name in ("tokenizer", "alphabet"):
-        ours, theirs = (
-            getattr(dataset, name),
-            checkpoint.get("data", {}).get(name, getattr(dataset, name)),
-        )
+        ours = getattr(dataset, name)
+        theirs = checkpoint.get("data", {}).get(name, ours)
         if ours != theirs:
             raise UserError(
                 f"{dataset.folder}: its {name} is {show(ours)}, the model was trained with {show(theirs)}"
             )
-
-
-def build_model(
-    config: GPTConfig, weights: dict[str, torch.Tensor], path: Path | str, device: str = "cpu"
-) -> GPT:
-    """The GPT of the config with these weights, which must be exactly those it has. Raises
-    UserError.
-
-    The weights are not copied where they have the model's dtype and are on its device: the model
-    then owns them.
-    """
-    with one_line(
-        f"{path}: its weights are not those of its config", RuntimeError, TypeError, OverflowError
-    ):
-        with torch.device("meta"):  # the config of a stranger's file may ask for terabytes
-            model = GPT(config)
-        dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-        model.load_state_dict(weights, assign=True)  # before anything is copied
-        others = [
-            x for module in model.modules() for x in (vars(module) | module._buffers).values()
-        ]
-        if any(isinstance(x, torch.Tensor) and x.is_meta for x in others):
-            # what no checkpoint holds, such as buffers that are not persistent
-            with torch.random.fork_rng(devices=[]):
-                model = GPT(config).to(device)
-        made = {
-            name: weights[name].to(device, dtype).contiguous() for name, dtype in dtypes.items()
-        }
-        model.load_state_dict(made, assign=True)
-    return model

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import configurator
+from base.streams import end_by, tell
 from configurator import UserError
-from runs.streams import end_by, tell
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOO_SLOW = {("float16", "cpu")}  # (dtype, device): nine times slower than float32

@@ -1,9 +1,9 @@
-"""The refusal of what this machine clearly has no memory for, by arithmetic, before a program takes
-or writes anything.
+"""The memory that is left, and the refusal of a run or an evaluation that cannot fit into it, before
+anything is written.
 
-Counted are the weights, their gradients and AdamW's two moments or Muon's one, the rows of a step
-and one vector a token: a step takes several times as much. Where torch reports a shortage all the
-same, configurator.report ends with one line.
+What is compared is a lower bound: the tensors that are certainly held at once. Activations are
+counted as one vector a token, and a step holds several times as much. Where torch runs out of
+memory all the same, configurator.report ends with one line.
 """
 
 import math
@@ -20,7 +20,7 @@ from configurator import UserError
 from data.shards import Dataset
 from model import GPT, GPTConfig
 from runs.hardware import Processes
-from runs.parallel import shards_of
+from runs.parallel import is_fsdp
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # files of a control group, of version 2 and of version 1: its limit, and what it uses
@@ -31,12 +31,12 @@ VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 def ram_available() -> int:
     """Bytes of RAM that this process may still take: the least that the machine, its container or
     job and ulimit leave. Where the system does not say, all RAM of the machine."""
-    left = [of_groups(), of_ulimit()]
     in_kb = re.search(r"MemAvailable: +(\d+) kB", text_of(PROC / "meminfo"))
-    left.append(
-        1024 * int(in_kb[1]) if in_kb else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    )
-    return int(min(left))
+    if in_kb:
+        of_machine = 1024 * int(in_kb[1])
+    else:
+        of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min(of_machine, of_groups(), of_ulimit()))
 
 
 def text_of(file: Path) -> str:
@@ -67,7 +67,8 @@ def of_groups() -> float:
 
 def of_group(folder: Path, names: tuple[str, str]) -> float:
     """Bytes that a control group leaves; infinity for one without a limit."""
-    limit, used = (text_of(folder / name).strip() for name in names)
+    limit = text_of(folder / names[0]).strip()
+    used = text_of(folder / names[1]).strip()
     if not limit.isdigit() or not used.isdigit():  # "max", or no group
         return math.inf
     # pages of files count as used, and are given back when they are wanted
@@ -81,11 +82,9 @@ def of_ulimit() -> float:
     """Bytes that `ulimit -v` leaves this process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     used = re.search(r"VmSize:\s+(\d+) kB", text_of(PROC / "self" / "status"))
-    return (
-        math.inf
-        if limit == resource.RLIM_INFINITY or not used
-        else max(0, limit - 1024 * int(used[1]))
-    )
+    if limit == resource.RLIM_INFINITY or not used:
+        return math.inf
+    return max(0, limit - 1024 * int(used[1]))
 
 
 class NotEnoughMemory(UserError):
@@ -93,8 +92,8 @@ class NotEnoughMemory(UserError):
 
 
 class NoRandomStart(TorchFunctionMode):
-    """Leaves new weights as memory has them, which spares time: of a large model, and 1.3 s on the
-    meta device, where torch would import its compiler."""
+    """Leaves new weights as memory has them: on the meta device torch would import its compiler to
+    draw them, 1.3 s."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -119,9 +118,10 @@ def without_data(config: GPTConfig) -> GPT:
 def check(config, needed: float, device: str, processes_here: int = 1) -> None:
     """NotEnoughMemory, unless config.memory_check is false, where each of processes_here has fewer
     bytes left."""
-    available = (
-        torch.cuda.mem_get_info()[0] if device == "cuda" else ram_available() // processes_here
-    )
+    if device == "cuda":
+        available = torch.cuda.mem_get_info()[0]
+    else:
+        available = ram_available() // processes_here
     if needed > available and config.memory_check:
         raise NotEnoughMemory(
             f"at least {tqdm.format_sizeof(needed, 'B')} of memory would be needed, and "
@@ -129,22 +129,29 @@ def check(config, needed: float, device: str, processes_here: int = 1) -> None:
         )
 
 
-def of_pass(config: GPTConfig, tokens: int, dataset: Dataset, block_size: int) -> int:
-    """Bytes of ids, labels and one vector a token, and of what evaluate.score adds up at each
-    position of a slice."""
-    return (16 + 4 * config.n_embd) * tokens + 48 * block_size * max(1, len(dataset.slices))
+def bytes_of_pass(config: GPTConfig, tokens: int, dataset: Dataset, block_size: int) -> int:
+    """A lower bound for one forward pass: ids and labels, one vector a token, and what
+    evaluate.score adds up at each position of a slice."""
+    ids_and_labels = 16 * tokens
+    vectors = 4 * config.n_embd * tokens
+    sums = 48 * block_size * max(1, len(dataset.slices))
+    return ids_and_labels + vectors + sums
 
 
 def check_training(config, dataset: Dataset, processes: Processes) -> None:
     """NotEnoughMemory for a run that fits neither in RAM, where its model is made, nor on its
     device."""
     weights = sum(p.nbytes for p in without_data(config).parameters())
-    tokens = config.batch_size * dataset.longest("train", config.block_size)
-    rows = 16 * tokens * (config.gradient_accumulation_steps // processes.world_size)
-    copies = 4 if config.optimizer == "adamw" else 3
-    states = copies * weights / shards_of(config, processes.world_size)
     check(config, weights, "cpu", processes.local_size)
-    needed = states + rows + of_pass(config, tokens, dataset, config.block_size)
+
+    moments = 2 if config.optimizer == "adamw" else 1  # Muon's matrices have one
+    states = (2 + moments) * weights  # with the weights and their gradients
+    if is_fsdp(config, processes.world_size):
+        states /= processes.world_size
+    tokens = config.batch_size * dataset.longest("train", config.block_size)
+    micro_steps = config.gradient_accumulation_steps // processes.world_size
+    rows = 16 * tokens * micro_steps  # the ids and labels of a step
+    needed = states + rows + bytes_of_pass(config, tokens, dataset, config.block_size)
     check(config, needed, processes.device_type, processes.local_size)
 
 
@@ -153,15 +160,15 @@ def check_evaluation(
 ) -> None:
     """NotEnoughMemory for the rows of evaluate.py or meters.py; UserError for windows longer than
     the text."""
-    counts, length = dataset.counts(config.split), dataset.longest(config.split, block_size)
+    counts = dataset.counts(config.split)
+    length = dataset.longest(config.split, block_size)
     tokens = counts["tokens"]
     if dataset.kind == "stream" and block_size > max(model.config.block_size, tokens - 1):
         raise UserError(
             f"block_size={block_size}: {config.split} has {tokens} tokens, so {tokens - 1} reads all of it"
         )
-    rows = min(
-        getattr(config, "batch_size", None) or config.rows,
-        counts.get("rows") or -(-tokens // length),
-    )
-    needed = of_pass(model.config, rows * length, dataset, block_size)
+    rows_there = counts.get("rows") or -(-tokens // length)
+    rows_at_once = getattr(config, "batch_size", None) or config.rows
+    rows = min(rows_at_once, rows_there)
+    needed = bytes_of_pass(model.config, rows * length, dataset, block_size)
     check(config, needed, model.wte.weight.device.type, processes_here)

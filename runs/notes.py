@@ -1,40 +1,44 @@
 """Which keys a user gave have no effect: a run names them at its start, since nothing else would
-tell."""
+tell. The tables say what the mixers of this repository read. A mixer of your own may read any key:
+where there is one, no key of mixers is named."""
 
-import dataclasses
-from typing import Any
+from keys import WITH_ROPE_LENGTH, GPTConfig, TrainConfig, word_of
+from model import MIXERS
 
-import torch
+OF_ROPE = {"rope_base", "rope_fraction", "rope_scaling", "rope_factor", "rope_length"}
+WIDTHS = {"delta_key_dim", "delta_value_dim"}
+OF_DELTA_RULE = {"beta_max", "delta_heads", "delta_key_heads", *WIDTHS}
+READ_BY = {  # the keys that some mixers read and others don't
+    "softmax": {
+        "n_kv_head", "qkv_bias", "qk_norm", "qk_norm_over", "sink", "window", "attention_weights", "forget_gate",
+        "attention_softcap", "position", *OF_ROPE,
+    },
+    "cosformer": {"levels"},
+    "gla": {"levels", *WIDTHS},
+    "mamba2": {"levels", "expand", "state_size", "n_groups"},
+    "mamba3": {"expand", "state_size"},
+    "gated_deltanet": {"levels", *OF_DELTA_RULE},
+    "deltanet": {"levels", *OF_DELTA_RULE},
+    "kda": {"levels", *OF_DELTA_RULE},
+    "gated_deltanet2": {"levels", *OF_DELTA_RULE},
+    "deltaproduct": {"n_householder", *OF_DELTA_RULE},
+    "monarch": set(),
+}  # fmt: skip
+OF_GATES = {"gate_activation", "gate_rank", "gate_input", "gate_bias"}
 
-from keys import WITH_ROPE_LENGTH, word_of
-from model import GPT, MIXERS, GPTConfig
-from runs.memory import NoRandomStart
 
-OF_GATES = ["gate_lr_scale", "gate_weight_decay", "gate_optimizer"]
-# read by the start of the weights, the data and the output
-NOT_SEEN = {"init", "block_size", "logit_softcap"}
-
-
-def notes_on_keys(config, resumes: bool, new: list[str]) -> list[str]:
-    """A line of text for each key that was given and has no effect in this run, and for a warmup
-    that is longer than the run. new: the parameters that the weights it started from lacked."""
-    unused = unused_keys(config) | reasons(
-        (["min_lr", "lr_decay_iters"], config.decay == "constant", "schedule is constant"),
-        (["muon_lr_scale", "gate_optimizer"], config.optimizer == "adamw", "optimizer is adamw"),
-        (
-            OF_GATES,
-            not any(gate.native or gate.positions for _, gate in config.layers()),
-            "there is no gate",
-        ),
-        (["new_lr_scale"], not new, "no parameter is new beside a checkpoint's"),
-        (["keep_moments"], resumes, "the run goes on with its own"),
-        (["shards", "gather_dtype"], config.parallel == "ddp", "parallel is ddp"),
-    )
-    given = [name for name in unused if name in config.given]
-    notes = [
-        f"note: {name}={getattr(config, name)} changes nothing: {unused[name]}" for name in given
-    ]
-    steps, warmup = config.max_iters, config.warmup_iters
+def notes_on_keys(
+    config: TrainConfig, user_keys: dict, resumes: bool, new_parameters: list[str]
+) -> list[str]:
+    """A line of text for each key that a user gave and that has no effect in this run, and for a
+    warmup that is longer than the run."""
+    unused = unused_keys(config) | unused_keys_of_training(config, resumes, new_parameters)
+    notes = []
+    for name, reason in unused.items():
+        if name in user_keys:
+            notes.append(f"note: {name}={getattr(config, name)} changes nothing: {reason}")
+    steps = config.max_iters
+    warmup = config.warmup_iters
     if warmup > steps:
         reached = f"{steps / (warmup + 1):.0%} of learning_rate={config.learning_rate:g}"
         notes.append(
@@ -46,68 +50,74 @@ def notes_on_keys(config, resumes: bool, new: list[str]) -> list[str]:
 def unused_keys(config: GPTConfig) -> dict[str, str]:
     """{key: reason} of each key of GPTConfig that has no effect in this model, whatever its
     value."""
-    read = NOT_SEEN | keys_read(config)
-    unused = {
-        field.name: "no layer reads it"
-        for field in dataclasses.fields(GPTConfig)
-        if field.name not in read
-    }
-    positions = {position for _, gate in config.layers() for position in gate.positions}
-    asked = [MIXERS[name].native_gate for name, gate in config.layers() if gate.native]
-    turns, scaling = "rope_scaling" in read, config.rope_scaling
-    return unused | reasons(
-        (["rope_factor"], turns and scaling == "none", "rope_scaling is none"),
-        (["rope_length"], turns and scaling not in WITH_ROPE_LENGTH, f"rope_scaling is {scaling}"),
-        (["rope_scaling", "rope_length"], turns and config.rope_factor == 1, "rope_factor is 1"),
-        (["gate_rank"], config.gate_input == "static", "gate_input is static"),
+    layers = config.layers()
+    mixers = {name for name, _ in layers}
+    positions = set()
+    for _, gate in layers:
+        positions.update(gate.positions)
+    native = [MIXERS[name].native_gate is not None for name, gate in layers if gate.native]
+    softmax = [
+        word_of(config.position, i) for i, (name, _) in enumerate(layers) if name == "softmax"
+    ]
+    scaling = config.rope_scaling
+
+    unused = {}
+    if mixers <= READ_BY.keys():
+        every = set().union(*READ_BY.values())
+        read = set().union(*(READ_BY[name] for name in mixers))
+        if "rope" not in softmax:
+            read -= OF_ROPE
+        if config.position == "learned":
+            read.add("position")  # the model's, in front of any mixer
+        unused = dict.fromkeys(sorted(every - read), "no layer reads it")
+    has_rope = "rope_scaling" not in unused
+    rows = [
+        (config.mlp == "none", ["mlp_ratio", "mlp_width"], "mlp is none"),
+        (config.mlp_width is not None, ["mlp_ratio"], "mlp_width is given"),
+        (not config.qk_norm, ["qk_norm_over"], "qk_norm is false"),
+        (config.bias, ["qkv_bias"], "bias is true"),
+        (has_rope and scaling == "none", ["rope_factor"], "rope_scaling is none"),
         (
-            ["gate_activation", "gate_rank", "gate_input", "gate_bias"],
-            not positions,
-            "gate is none or native",
+            has_rope and scaling not in WITH_ROPE_LENGTH,
+            ["rope_length"],
+            f"rope_scaling is {scaling}",
         ),
-        (["norm_first"], "readout" not in positions, "there is no gate at the readout"),
+        (has_rope and config.rope_factor == 1, ["rope_scaling", "rope_length"], "rope_factor is 1"),
+        (config.gate_input == "static", ["gate_rank"], "gate_input is static"),
+        (not positions, OF_GATES, "gate is none or native"),
+        (not any(native), ["native_bias"], "no gate is native"),
+        ("readout" not in positions, ["norm_first"], "there is no gate at the readout"),
         (
+            native and not any(native) and not positions,
             ["gate"],
-            asked and not any(asked) and not positions,
             f"{config.attention} was published without a gate",
         ),
-        (["match_params"], not positions and not any(asked), "there is no gate"),
-    )
+        (not positions and not any(native), ["match_params"], "there is no gate"),
+    ]
+    return unused | reasons(rows)
 
 
-def reasons(*rows: tuple[list[str], Any, str]) -> dict[str, str]:
-    """{key: reason} of rows (keys, whether they have no effect, reason); the last reason counts."""
-    return {
-        name: reason for names, has_no_effect, reason in rows if has_no_effect for name in names
-    }
+def unused_keys_of_training(config: TrainConfig, resumes: bool, new_parameters: list[str]) -> dict:
+    """{key: reason} of each key of training that has no effect in this run."""
+    has_gates = any(gate.native or gate.positions for _, gate in config.layers())
+    rows = [
+        (config.decay == "constant", ["min_lr", "lr_decay_iters"], "schedule is constant"),
+        (config.optimizer == "adamw", ["muon_lr_scale", "gate_optimizer"], "optimizer is adamw"),
+        (
+            not has_gates,
+            ["gate_lr_scale", "gate_weight_decay", "gate_optimizer"],
+            "there is no gate",
+        ),
+        (not new_parameters, ["new_lr_scale"], "no parameter is new beside a checkpoint's"),
+        (resumes, ["keep_moments"], "the run goes on with its own"),
+    ]
+    return reasons(rows)
 
 
-def keys_read(config: GPTConfig) -> set[str]:
-    """The names of what the model and one layer of each kind read of a config; all if one of them
-    fails."""
-    read = set()
-
-    class Watched(type(config)):  # type: ignore[misc]
-        def __getattribute__(self, name):
-            read.add(name)
-            return super().__getattribute__(name)
-
-    watched = object.__new__(Watched)
-    watched.__dict__.update(vars(config), vocab_size=config.vocab_size or 1)
-    kinds = {
-        (repr(layer), word_of(config.position, i)): (i, *layer)
-        for i, layer in enumerate(config.layers())
-    }
-    try:
-        with torch.random.fork_rng(devices=[]), NoRandomStart():  # a GPT draws its seed
-            with torch.device("meta"):
-                GPT(watched)
-            if config.position != "learned":
-                read.discard("position")  # the model asks whether to make an embedding
-            for i, name, gate in kinds.values():  # on the CPU: a mixer may ask for a value
-                mixer = MIXERS[name](watched, gate)
-                mixer.layer = i
-                mixer(torch.zeros(1, 1, config.n_embd))
-    except Exception:  # the code of a mixer may be anybody's
-        return {field.name for field in dataclasses.fields(config)}
-    return read
+def reasons(rows: list[tuple]) -> dict[str, str]:
+    """{key: reason} of rows (whether they have no effect, keys, reason); the last reason counts."""
+    found = {}
+    for has_no_effect, names, reason in rows:
+        if has_no_effect:
+            found |= dict.fromkeys(names, reason)
+    return found

@@ -1,10 +1,9 @@
 """out_dir holds the files of a run, and only one run at a time writes them.
 
     with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
-        out.start(about, first_step=0)                      # config.json, code/, metrics.jsonl, tensorboard/
-        out.log(event="train", step=0, loss=10.8)           # one object a line
+        out.start(about, first_step=0)                      # config.json, code/, the loggers
+        out.log({"event": "train", "step": 0, "loss": 10.8})
         out.save(checkpoint, is_best=True)                  # best.pt, ckpt.pt
-        out.wait()                                          # checkpoint=sharded: until they are written
 
 Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are all it takes to go
 on. Under torchrun every process makes these calls: rank 0 writes, and a UserError of rank 0 is
@@ -17,11 +16,8 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,14 +25,14 @@ from typing import Any
 import numpy
 import torch
 
+from base import files
+from base.files import write_text
+from base.rules import wrong_field
 from configurator import UserError
 from runs import checkpoint as checkpoints
-from runs import files, sharded
-from runs.files import write_text
 from runs.hardware import Processes
 from runs.imports import imported_files
-from runs.parallel import gathered
-from runs.rules import wrong_field
+from runs.loggers import LOGGERS, METRICS, JsonLines
 
 ROOT = Path(__file__).resolve().parents[1]
 # what a line of metrics.jsonl has, and one of each event besides; rules.wrong_field says how the
@@ -60,34 +56,17 @@ OF_OTHER_SCRIPTS = {
 }
 
 
-@dataclasses.dataclass
-class Shards:
-    """A checkpoint in shards: its step, the name of their folder, all that is not in them, {file:
-    SHA-256} or None while they are written."""
-
-    step: int
-    name: str
-    rest: dict
-    is_best: bool
-    files: dict | None = None
-    lock: Any = dataclasses.field(default_factory=threading.Lock)
-
-    def checkpoint(self) -> tuple[dict, bool]:
-        return self.rest | {"shards": {"folder": self.name, "files": self.files}}, self.is_best
-
-
 class OutDir:
     def __init__(self, config, processes, resumed=None):
         """resumed: the checkpoint of this folder that the run goes on from, or None."""
-        if config.checkpoint == "sharded":
-            checkpoints.import_safetensors()
-        self.path, self.rows = Path(config.out_dir), Path(config.out_dir) / "metrics.jsonl"
-        self.config, self.processes, self.resumed = config, processes, resumed
-        self.lock = self.metrics = self.board = None
+        self.path = Path(config.out_dir)
+        self.config = config
+        self.processes = processes
+        self.resumed = resumed
+        self.lock = None
+        self.metrics = None
+        self.loggers = []  # of metrics.jsonl and others, on rank 0
         self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
-        # checkpoint=sharded: a save under way; the shards of the last one; how the processes agree
-        # on a save
-        self.saving = self.shards = self.group = None
         # the row of the end, on rank 0, if the run had ended at the step from which it goes on
         self.ended = None
 
@@ -95,62 +74,25 @@ class OutDir:
         self.processes.on_main(self._lock)
         return self
 
-    def __exit__(self, kind, *error):
-        try:
-            if kind in (None, SystemExit):  # all processes end together
-                self.wait()
-        finally:
-            for file in filter(None, (self.board, self.metrics, self.lock)):
-                with contextlib.suppress(OSError):  # a full disk, which was reported
+    def __exit__(self, *error):
+        for file in (*self.loggers, self.lock):
+            with contextlib.suppress(OSError):  # a full disk, which was reported
+                if file is not None:
                     file.close()
 
     def start(self, about: dict, first_step: int) -> None:
+        """Writes config.json, which holds `about`, and the code, and opens the loggers."""
         self.processes.on_main(self._start, about, first_step)
 
-    def log(self, **row: object) -> None:
-        """A line of metrics.jsonl, written at once. A number that is not finite is no JSON, and
-        raises ValueError."""
-        if self.metrics is not None:
-            self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
-            self.metrics.flush()
-            if self.board is not None:
-                add_row(self.board, row)
+    def log(self, row: dict) -> None:
+        """Hands a row to the loggers. ValueError for a number that is not finite."""
+        for logger in self.loggers:
+            logger.log(row)
 
     def save(self, checkpoint: dict, is_best: bool = False) -> None:
         """Writes ckpt.pt. If it is the best, the file is best.pt before it is ckpt.pt, which
-        vouches for the others.
-
-        checkpoint=sharded: only copies the tensors; ckpt.pt comes when all processes have written
-        theirs. A second save of the same step, as the best, takes the shards of the first one, and
-        waits for nothing.
-        """
-        if self.config.checkpoint == "whole":
-            self.processes.on_main(
-                self._save, gathered(checkpoint, self.processes.is_main), is_best
-            )
-            return
-        # the names of parameters stay: before the first step they have no moments, and nothing in a
-        # file of shards
-        state = {parameter: {} for parameter in checkpoint["optimizer"]["state"]}
-        rest = checkpoint | {"model": {}, "optimizer": checkpoint["optimizer"] | {"state": state}}
-        if self.shards is not None and self.shards.step == checkpoint["iter_num"]:
-            self.processes.on_main(self._save_again, rest, is_best)
-            return
-        self.wait()
-        if self.group is None and self.processes.world_size > 1:
-            self.group = torch.distributed.new_group(backend="gloo")
-        name = self.processes.from_main(f"{checkpoint['iter_num']}-{secrets.token_hex(4)}")
-        self.shards = Shards(checkpoint["iter_num"], name, rest, is_best)
-        folder = self.path / sharded.FOLDERS / name
-        self.saving = sharded.save(
-            folder, sharded.flat(checkpoint), self.group, self._save_with_shards
-        )
-
-    def wait(self) -> None:
-        """Until the last save is on the disk. Raises UserError."""
-        saving, self.saving = self.saving, None
-        if saving is not None:
-            sharded.wait(saving)
+        vouches for the others."""
+        self.processes.on_main(self._save, checkpoint, is_best)
 
     # -- on rank 0 ---------------------------------------------------------------------------------
 
@@ -160,9 +102,9 @@ class OutDir:
         folders = set()
         for name in code:
             folders.update(str(parent) for parent in Path(name).parents if parent.name)
-        names = ["config.json", "metrics.jsonl", "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
+        names = ["config.json", METRICS, "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
         names += sorted(file.name for file in self.path.glob("ckpt-*.pt"))
-        files.check_inside(self.path, names, [*sorted(folders), "tensorboard", sharded.FOLDERS])
+        files.check_inside(self.path, names, [*sorted(folders), "tensorboard"])
         files.check_inside(self.path, code)
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt
@@ -176,50 +118,45 @@ class OutDir:
                 "--overwrite=true starts over"
             )
         # ckpt.pt was read before the lock was there: the run before may have saved once more
-        if (
-            self.resumed is not None
-            and os.stat(self.path / "ckpt.pt").st_mtime_ns != self.resumed["written"]
-        ):
-            self.lock.close()
-            raise UserError(
-                f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again"
-            )
+        if self.resumed is not None:
+            written = os.stat(self.path / "ckpt.pt").st_mtime_ns
+            if written != self.resumed["written"]:
+                self.lock.close()
+                raise UserError(
+                    f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again"
+                )
         files.remove_leftovers(self.path)
 
     def _start(self, about, first_step):
         if first_step:
-            # a run that goes on from step n has lost what came after. The evaluation at n came
-            # after the save: if it is better than the best so far, the run ended before it was
-            # saved once more, as best.pt
-            best = self.resumed["best_val_loss"]
-            for row in read_metrics(self.rows):
-                is_saved = (
-                    row["step"] == first_step and row["event"] == "eval" and row["val_loss"] >= best
-                )
-                if row["step"] < first_step or is_saved:
-                    self.kept.append(row)
-                elif row["step"] == first_step and row["event"] == "end":
-                    self.ended = row
-        if self.config.logger == "tensorboard":
-            with files.one_line("logger='tensorboard': pip install tensorboard", ImportError):
-                from torch.utils.tensorboard import SummaryWriter
-            # hides what was logged of first_step and later, which is undone, but for the rows that
-            # are kept
-            self.board = SummaryWriter(
-                files.make_folder(self.path / "tensorboard"), purge_step=first_step
-            )
-            for row in (row for row in self.kept if row["step"] >= first_step):
-                add_row(self.board, row)
+            self._read_kept_rows(first_step)
+        # before anything is replaced: the library of one may be missing
+        if self.config.logger in LOGGERS:
+            logger = LOGGERS[self.config.logger]
+            self.loggers.append(logger(self.config, first_step, self.kept))
         if self.resumed is None:
             self._remove_old_run()
-        self._remove_shards()
-        about |= {"command": sys.argv, "versions": versions(), **git_state()}
+        about |= {"command": sys.argv, "versions": versions()} | git_state()
         write_text(self.path / "config.json", json.dumps(about, indent=2))
         is_its_code = ROOT == (self.path / "code").resolve()  # which goes on by itself
         if not is_its_code:
             self._write_code()
-        write_text(self.rows, "".join(json.dumps(row) + "\n" for row in self.kept))
-        self.metrics = files.open_to_append(self.rows)
+        self.metrics = JsonLines(self.config, first_step, self.kept)
+        self.loggers.append(self.metrics)
+
+    def _read_kept_rows(self, first_step):
+        """A run that goes on from step n has lost what came after. The evaluation at n came after
+        the save: if it is better than the best so far, the run ended before it was saved once more,
+        as best.pt, and it is made again."""
+        for row in read_metrics(self.path / METRICS):
+            event = row["event"]
+            if row["step"] < first_step:
+                self.kept.append(row)
+            elif row["step"] == first_step and event == "end":
+                self.ended = row
+            elif row["step"] == first_step and event == "eval":
+                if row["val_loss"] >= self.resumed["best_val_loss"]:
+                    self.kept.append(row)
 
     def _remove_old_run(self):
         """Removes what would be taken for this run's: checkpoints, and what meters.py and plot.py
@@ -249,9 +186,7 @@ class OutDir:
 
     def _save(self, state, is_best):
         # the rows of all steps before this one are on the disk first
-        os.fsync(self.metrics.fileno())
-        if self.board is not None:
-            self.board.flush()
+        self.metrics.sync()
         file = self.path / ("best.pt" if is_best else "ckpt.pt")
         checkpoints.save(file, state)
         if is_best:
@@ -259,37 +194,6 @@ class OutDir:
         step, interval = state["iter_num"], self.config.keep_interval
         if interval is not None and step > 0 and step % interval == 0:
             files.link_whole(file, self.path / kept_checkpoint(step))
-        self._remove_shards()
-
-    def _save_with_shards(self, files):
-        """Is called by the thread that has written the shards."""
-        with self.shards.lock:
-            self.shards.files = files
-            self._save(*self.shards.checkpoint())
-
-    def _save_again(self, rest, is_best):
-        with self.shards.lock:
-            self.shards.rest = rest
-            self.shards.is_best = is_best
-            if self.shards.files is not None:  # else the thread that still writes them saves this
-                self._save(*self.shards.checkpoint())
-
-    def _remove_shards(self):
-        """Removes the folders of shards that no checkpoint needs, such as those that a kill has
-        left."""
-        there = [
-            folder
-            for folder in (self.path / sharded.FOLDERS).glob("*")
-            if sharded.NAME.fullmatch(folder.name)
-        ]
-        files = self._checkpoints() if there else []
-        needed = [
-            checkpoints.load_torch(file, mapped=True).get("shards", {}).get("folder")
-            for file in files
-        ]
-        for folder in there:
-            if folder.name not in needed:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def kept_checkpoint(step: int) -> str:
@@ -302,7 +206,8 @@ def read_metrics(file: Path) -> list[dict]:
     the line and the field, for one that is damaged or lacks what rows of its event have."""
     rows = files.read_jsonl(file, ROW)
     for number, row in enumerate(rows, 1):
-        if wrong := wrong_field(row, OF_EVENT.get(row["event"], {})):
+        wrong = wrong_field(row, OF_EVENT.get(row["event"], {}))
+        if wrong:
             raise UserError(f"{file} line {number}: {wrong}; remove the line")
     return rows
 
@@ -310,12 +215,9 @@ def read_metrics(file: Path) -> list[dict]:
 def code_of_the_project() -> list[str]:
     """The files of code, but for tests: those at most a folder deep, and all that they import,
     however deep it lies. They are enough to run any script of a run."""
-    found = [
-        file.relative_to(ROOT)
-        for pattern in ("[!.]*.py", "[!.]*/[!.]*.py")
-        for file in ROOT.glob(pattern)
-    ]
-    return imported_files(ROOT, [str(file) for file in found if file.parts[0] != "tests"])
+    found = [*ROOT.glob("[!.]*.py"), *ROOT.glob("[!.]*/[!.]*.py")]
+    names = [str(file.relative_to(ROOT)) for file in found]
+    return imported_files(ROOT, [name for name in names if not name.startswith("tests/")])
 
 
 def check_same_start(processes: Processes, config: Any, paths: Collection[str]) -> None:
@@ -357,37 +259,13 @@ def git_state() -> dict[str, str | bool | None]:
     """{"git_commit": the commit that is checked out, "git_dirty": whether code differs from it}, or
     None for both: without git, and in a copy of the project that is no repository."""
     # of this very folder: a repository around a copy of the project has commits of something else
-    command = [
-        "git",
-        f"--git-dir={ROOT / '.git'}",
-        f"--work-tree={ROOT}",
-        "status",
-        "--porcelain=v2",
-        "--branch",
-        "--",
-    ]
+    command = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}", "status"]
+    command += ["--porcelain=v2", "--branch", "--", "*.py", ":!tests", ":!config", ":!results"]
     try:
-        words = [*command, "*.py", ":!tests", ":!config", ":!results"]
-        commit, _, *rest = subprocess.run(
-            words, cwd=ROOT, capture_output=True, check=True
-        ).stdout.splitlines()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return {"git_commit": None, "git_dirty": None}
-    return {
-        "git_commit": commit.split()[-1].decode(),
-        "git_dirty": not all(line[:1] == b"#" for line in rest),
-    }
-
-
-def add_row(board: Any, row: dict) -> None:
-    """Adds every number of a row, at any depth, as a curve: "train/loss", "eval/meters/branch/0",
-    ..."""
-    parts: list[tuple[str, Any]] = [
-        (row["event"], {key: x for key, x in row.items() if key not in ("event", "step")})
-    ]
-    for name, value in parts:  # grows meanwhile
-        if isinstance(value, dict | list):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            parts += [(f"{name}/{key}", part) for key, part in items]
-        elif isinstance(value, int | float):
-            board.add_scalar(name, float(value), row["step"])
+    lines = done.stdout.decode(errors="replace").splitlines()
+    commit = lines[0].split()[-1]  # "# branch.oid 27a232e..."
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return {"git_commit": commit, "git_dirty": is_dirty}

@@ -22,7 +22,7 @@ from model import GPT, Softmax
 from ops import IGNORE
 from ops.fast import at_least_float32
 from runs.hardware import autocast
-from runs.parallel import full_tensor
+from runs.parallel import all_finite
 from runs.recorder import Seen, all_gates, names_of_gates, recording, some_rows
 
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
@@ -488,12 +488,6 @@ def is_spike(loss: float, earlier: list[float]) -> bool:
     return len(window) >= SPIKE_AT_LEAST and loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(
         window
     )
-
-
-def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether every entry is; of a sharded tensor every process has to ask, and all get the same
-    answer."""
-    return bool(full_tensor(tensor.isfinite().all()))
 
 
 def bad_weight(model: torch.nn.Module) -> str | None:

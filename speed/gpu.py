@@ -17,8 +17,9 @@ import torch
 import configurator
 import model
 import train
+from base import files
 from data.pystdlib import prepare as pystdlib
-from runs import checkpoint, files, hardware, memory, outdir
+from runs import checkpoint, hardware, memory, outdir
 from speed.config import BenchConfig
 from speed.costs import has_cache, of_any_length
 from speed.measure import Report

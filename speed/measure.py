@@ -23,8 +23,8 @@ import torch
 from scipy.stats import quantile_test
 
 import configurator
+from base.files import one_line
 from model import GPT, GPTConfig
-from runs.files import one_line
 from runs.hardware import autocast, seconds_of
 from speed.config import BenchConfig
 from train import TrainConfig, make_optimizers

@@ -18,8 +18,8 @@ import re
 from collections.abc import Iterable
 
 import configurator
+from base.rules import wrong_field
 from configurator import UserError, show
-from runs.rules import wrong_field
 
 NAMES = [(str, 1, 80), 1, 99]
 PLACE = "MIXER"  # in the name of a claim in each mixer

@@ -27,8 +27,8 @@ import scipy.stats
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configurator
+from base.files import parse_json, read_jsonl, read_regular
 from configurator import UserError, key
-from runs.files import parse_json, read_jsonl, read_regular
 from study import stats
 
 # what a comparison has no number for is None

@@ -12,8 +12,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axis import Axis
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from base.files import check_output, write_whole
 from model import MIXERS
-from runs.files import check_output, write_whole
 from study import stats
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $

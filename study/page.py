@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from runs.files import REPORT_END, check_output, write_text
+from base.files import REPORT_END, check_output, write_text
 
 
 @dataclasses.dataclass

@@ -32,8 +32,8 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configurator
+from base.files import read_json, read_regular, write_text
 from configurator import UserError
-from runs.files import read_json, read_regular, write_text
 from study import claims, curves, stats
 from study.arms import weights_of
 from study.rows import read_rows

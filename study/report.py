@@ -13,9 +13,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
+from base.files import one_line, read_json
 from configurator import UserError
-from keys import CLASS_OF, GPTConfig, renamed
-from runs.files import one_line, read_json
+from keys import CLASS_OF, GPTConfig, keys_of_today
 from study import claims, curves, sinks, stats
 from study.drawing import (
     COLOURS,
@@ -228,8 +228,8 @@ def plain_arms(rows: list[dict]) -> dict[str, str]:
     # rate)}
     keys, compared = {}, {}
     for row in rows:
-        is_rival = renamed(row["config"]).get("attention") in CLASS_OF.values()
-        config = renamed(row["config"]) | {"seed": None, "attention": mixer_of(row)}
+        is_rival = keys_of_today(row["config"]).get("attention") in CLASS_OF.values()
+        config = keys_of_today(row["config"]) | {"seed": None, "attention": mixer_of(row)}
         rate = config.pop("learning_rate", None)
         of_gate = {
             name for name in GATE_KEYS & config.keys() if config[name] != getattr(GPTConfig, name)

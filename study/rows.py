@@ -15,10 +15,10 @@ import types
 from pathlib import Path
 from typing import Any
 
+from base.files import read_jsonl
+from base.rules import did_you_mean, show, wrong_field
 from configurator import UserError
-from keys import CLASS_OF, renamed
-from runs.files import read_jsonl
-from runs.rules import did_you_mean, show, wrong_field
+from keys import CLASS_OF, keys_of_today
 
 RUN = ("arm", "seed", "purpose", "branch", "config", "data")  # what identifies a run
 
@@ -164,7 +164,7 @@ def text_of(row: dict) -> str:
 
     run = run_of(row)
     if isinstance(run.get("config"), dict):
-        run["config"] = renamed(run["config"])
+        run["config"] = keys_of_today(run["config"])
     return json.dumps(json.loads(json.dumps(run), parse_float=parse_float), sort_keys=True)
 
 
@@ -184,7 +184,7 @@ def script_of(name: str) -> types.ModuleType:
 
 def mixer_of(row: dict) -> str:
     """The mixer of a run; a variant of softmax counts as softmax."""
-    mixer = renamed(row["config"]).get("attention", "softmax")
+    mixer = keys_of_today(row["config"]).get("attention", "softmax")
     return "softmax" if mixer in CLASS_OF.values() else mixer
 
 

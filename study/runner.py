@@ -27,12 +27,12 @@ from typing import IO, NoReturn
 
 import torch
 
+from base import files
+from base.streams import tell
 from configurator import UserError
 from runs import checkpoint as checkpoints
-from runs import files
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, kept_checkpoint, read_metrics, write_text
-from runs.streams import tell
 from study import report
 from study.plan import Plan, name_of, steps_of
 from study.rows import (

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
+from base.files import check_output, read_json, write_text
 from configurator import UserError
 from data.tokenizer import tokenizer_of
 from model import Softmax
 from ops.fast import at_least_float32
 from runs import probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
-from runs.files import check_output, read_json, write_text
 from runs.hardware import Processes
 from runs.recorder import Seen
 from study.page import policy_of

@@ -30,12 +30,12 @@ if importlib.util.find_spec("fla") and not torch.cuda.is_available():
 import evaluate  # noqa: E402
 import plot  # noqa: E402
 import train  # noqa: E402
+from base.files import parse_json  # noqa: E402
 from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402
 from runs import hardware  # noqa: E402
-from runs.files import parse_json  # noqa: E402
 from study import drawing, report, runner  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]

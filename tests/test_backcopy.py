@@ -12,12 +12,12 @@ from conftest import Helpers
 import evaluate
 import meters
 import sample
+from base.files import read_jsonl
 from data.backcopy import prepare
 from data.shards import open_dataset
 from data.tokenizer import tokenizer_of
 from model import GPT
 from runs import probe
-from runs.files import read_jsonl
 from study.rows import NUMBERS
 
 TEXT = "the tree there, the theatre; see the sea, tess! " * 40 + "zebra.\n"

@@ -20,9 +20,10 @@ import configurator
 import evaluate
 import experiment
 import train
+from base import files
 from configurator import UserError
 from runs import checkpoint as checkpoints
-from runs import files, outdir, resume
+from runs import outdir, resume
 from runs.hardware import Processes
 
 KEYS = dict(gradient_accumulation_steps=4, max_iters=200, eval_interval=50, n_layer=1, dropout=0.1, meters="false")
@@ -73,8 +74,7 @@ def one_after_the_other(cases):
                 with mock.patch.object(outdir, "sha256_of", sha256_of):
                     if script == "train":
                         given = configurator.read_words(train.TrainConfig, words[processes.rank])
-                        config, *rest = train.where_to_start(given)
-                        train.run(config, processes, *rest)
+                        train.run(train.where_to_start(given), processes)
                     else:
                         evaluate.run(configurator.load(evaluate.EvaluateConfig, words[processes.rank]), processes)
             except UserError as error:

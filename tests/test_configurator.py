@@ -10,8 +10,8 @@ import pytest
 from conftest import ROOT, Helpers
 
 import configurator
+from base.rules import DataError, Rule, wrong_field
 from configurator import UserError, build, key, load, read_config_file, read_words
-from runs.rules import DataError, Rule, wrong_field
 
 error_of = Helpers.error_of
 
@@ -258,7 +258,9 @@ def test_a_value_that_doubles_forty_times_or_is_nested_three_thousand_deep_is_on
 # -- A whole script ----------------------------------------------------------------------------------------------------
 
 
-def test_run_turns_an_error_into_one_line_and_a_status(capsys):
+@pytest.mark.parametrize("local_rank", ["0", "1"])  # of torchrun: whichever process ends first says why
+def test_run_turns_an_error_into_one_line_and_a_status(local_rank, capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
     for error, status, stderr in [
         (UserError("n_layer=0:\nno"), 2, "error: n_layer=0:\\nno\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),

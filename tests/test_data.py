@@ -13,13 +13,13 @@ from conftest import Helpers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from base.files import sha256_of_file
 from data import writing
 from data.shards import Documents, Shards, Stream, open_dataset
 from data.text import prepare as text
 from data.tokenizer import get_tokenizer, tokenizer_of
 from data.writing import write_examples, write_stream
 from ops import IGNORE
-from runs.files import sha256_of_file
 
 ABOUT = dict(name="text", generator="data/text/prepare.py", generator_version=1, parameters={}, seed=0)
 BYTES = dict(tokenizer=get_tokenizer("byte"), **ABOUT)

@@ -17,13 +17,13 @@ from made_rows import DATA, made_row
 
 import experiment
 import plot
+from base.files import read_jsonl
+from base.rules import show
 from configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs.checkpoint import load
-from runs.files import read_jsonl
 from runs.hardware import usable_cores
-from runs.rules import show
 from study import report, runner
 from study.plan import steps_of
 from study.rows import read_rows

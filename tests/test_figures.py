@@ -8,7 +8,7 @@ import pytest
 from made_rows import line_of, listed, made_row, rows_of, write_rows
 
 import plot
-from runs import files
+from base import files
 from study import drawing, report, sinks
 
 

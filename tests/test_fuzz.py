@@ -44,6 +44,7 @@ import meters
 import plot
 import sample
 import train
+from base.files import read_json, sha256_of_file
 from configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
@@ -51,7 +52,6 @@ from data.text import prepare as text_prepare
 from evaluate import score, summarize
 from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
-from runs.files import read_json, sha256_of_file
 from study import drawing, runner
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -401,7 +401,7 @@ def test_what_no_family_has_is_refused_by_its_key(words, keys, helpers, tmp_path
     asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", **told)
     message = helpers.error_of(export.main, asked)
     assert words in message and str(tmp_path) in message and not (tmp_path / "theirs").exists()
-    assert helpers.error_of(export.main, [*asked, "--whole=b"]).endswith("of from_hf, whole and to_hf give one")
+    assert helpers.error_of(export.main, [*asked, "--from_hf=b"]).endswith("of from_hf and to_hf give one")
 
 
 ADDED = [  # parameters that an edit may add

@@ -30,7 +30,7 @@ def test_a_gate_added_to_any_mixer_starts_at_exactly_the_same_function(keys, gat
     checkpoints.save(tmp_path / "ckpt.pt", {"model": model.state_dict(), "model_args": vars(model.config)})
     gates = dict(gate=GATE, gate_activation="sigmoid2") | gates
     words = helpers.words(init_from=tmp_path, out_dir=tmp_path / "out", **gates)
-    config, resumed, source, notes = resume.where_to_start(configurator.read_words(train.TrainConfig, words))
+    config, _, resumed, source, notes = resume.where_to_start(configurator.read_words(train.TrainConfig, words))
     gated, new, _ = train.make_model(config, resumed, source)
     assert new and all(".gates." in name for name in new) and set(new) | set(source["model"]) == set(gated.state_dict())
     assert notes[0] == f"gate: {GATE}, where {tmp_path} has none"

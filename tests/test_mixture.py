@@ -16,9 +16,9 @@ from test_data import rows_of, stream
 import evaluate
 import meters
 import sample
+from base.files import find_data, parts_of_mixture
 from data.shards import Mixture, open_dataset
 from data.states import prepare as states
-from runs.files import find_data, parts_of_mixture
 
 KEYS = dict(meters=False, lr_decay_iters=8)
 error_of, words = Helpers.error_of, Helpers.words

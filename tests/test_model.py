@@ -19,7 +19,7 @@ import model as model_file
 import variants
 from configurator import UserError
 from gate import GATE_ACTIVATIONS
-from keys import GRANULARITIES, parse_gate, renamed
+from keys import GRANULARITIES, keys_of_today, parse_gate
 from mixer import DENOMINATOR_MIN
 from model import GLA, GPT, MIXERS, MLP, MLPS, GPTConfig, Softmax
 from runs.probe import weights_of
@@ -462,13 +462,13 @@ def test_the_loss_is_the_sum_of_the_losses_of_the_tokens_and_may_be_replaced_in_
 
 def test_keys_of_an_older_version_are_the_classes_of_now_or_are_refused_with_the_commit_that_had_them():
     old = dict(n_layer=2, sink="none", attention_weights="softmax", forget_gate=False, attention_softcap=None)
-    assert renamed(old | {"n_householder": 2}) == {"n_layer": 2}
-    assert renamed(old | {"sink": "head", "attention": "softmax, gla"})["attention"] == "sink_head,gla"
+    assert keys_of_today(old | {"n_householder": 2}) == {"n_layer": 2}
+    assert keys_of_today(old | {"sink": "head", "attention": "softmax, gla"})["attention"] == "sink_head,gla"
     for key, name in (("fox", {"forget_gate": True}), ("softpick", {"attention_weights": "softpick"})):
-        assert renamed(old | name)["attention"] == key
+        assert keys_of_today(old | name)["attention"] == key
     for wrong in ({"forget_gate": True, "sink": "zero"}, {"attention_softcap": 3.0}, {"n_householder": 3}):
         with pytest.raises(UserError, match="no mixer of this version; commit 27a232e is the last that has it"):
-            renamed(old | wrong)
+            keys_of_today(old | wrong)
 
 
 @every_mixer

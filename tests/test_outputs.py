@@ -16,12 +16,13 @@ import experiment
 import export
 import meters
 import plot
+from base import files
 from configurator import UserError
 from data import writing
 from data.mqar import prepare as mqar_prepare
 from data.text import prepare as text_prepare
 from runs import checkpoint as checkpoints
-from runs import files, outdir
+from runs import outdir
 from study import drawing, page, report, runner, token_page
 
 LINKED = "linked"  # what a link of the victims leads to
@@ -80,10 +81,6 @@ def meters_beside(path, trained):
     meters.main([f"--checkpoint={path.parent / 'best.pt'}", "--device=cpu"])
 
 
-def export_to(path, trained):
-    export.main([f"--checkpoint={trained}", f"--whole={path}", "--overwrite=true"])
-
-
 def figure_to(path, trained):
     figure = plt.figure()
     try:
@@ -112,7 +109,7 @@ def experiment_to(path, trained):
 
 # (name of the file, what is asked to write it)
 WRITERS = [
-    ("out.json", evaluate_to), ("out.json", meters_to), ("meters.json", meters_beside), ("out.pt", export_to),
+    ("out.json", evaluate_to), ("out.json", meters_to), ("meters.json", meters_beside),
     ("page.png", figure_to), ("page.html", text_page_to), ("report.html", report_to),
     *((name, experiment_to) for name in ("claims.json", "report.html", *report.FIGURES)),
 ]  # fmt: skip
@@ -127,7 +124,6 @@ def no_work(monkeypatch):
 
     for module in (evaluate, meters):
         monkeypatch.setattr(module, "load_model", fail)
-    monkeypatch.setattr(export, "save", fail)
     monkeypatch.setattr(token_page, "load_model", fail)
     monkeypatch.setattr(runner, "work", fail)
 
@@ -137,8 +133,6 @@ def test_a_file_of_another_kind_is_refused_before_the_work_and_stays(
     name, write, victims, trained, tmp_path, helpers, no_work
 ):
     for number, (kind, make) in enumerate(victims.items()):
-        if name == "out.pt" and kind == "checkpoint":
-            continue  # is of its own kind
         folder = tmp_path / str(number)
         folder.mkdir()
         make(folder / name)
@@ -156,17 +150,16 @@ def test_no_write_takes_the_place_of_a_pipe_or_a_folder(tmp_path, helpers):
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"] and files.what_is_at(tmp_path / "pipe") == "device"
 
 
-@pytest.mark.parametrize("write", [evaluate_to, meters_to, export_to])
+@pytest.mark.parametrize("write", [evaluate_to, meters_to])
 def test_a_key_that_names_a_file_of_a_run_of_data_or_of_code_is_refused(
     write, trained, mqar, tmp_path, helpers, no_work
 ):
     run, data = shutil.copytree(trained, tmp_path / "run"), shutil.copytree(mqar, tmp_path / "data")
     (run / "link.json").symlink_to("config.json")
     before = state_of(tmp_path)
-    named = [path for path in before if path.suffix != ".pt" or write is not export_to]  # export.py may replace its own
-    assert {"config.json", "metrics.jsonl", "model.py", "train_0000.npy", "meta.json"} < {path.name for path in named}
-    long = data / ("a" * 300 + (".pt" if write is export_to else ".json"))
-    for path in [*named, run / ".", run / "..", ".", "..", "/dev/null", "/", long, tmp_path / "gone" / long.name[-9:]]:
+    assert {"config.json", "metrics.jsonl", "model.py", "train_0000.npy", "meta.json"} < {path.name for path in before}
+    long = data / ("a" * 300 + ".json")
+    for path in [*before, run / ".", run / "..", ".", "..", "/dev/null", "/", long, tmp_path / "gone" / long.name[-9:]]:
         with pytest.raises(UserError):
             write(path, trained)
     assert state_of(tmp_path) == before and not os.path.isfile("/dev/null")
@@ -180,9 +173,8 @@ def test_an_older_output_of_its_own_kind_is_replaced(trained, text, tmp_path, he
         meters.main([f"--checkpoint={run}", "--device=cpu", "--rows=2", "--score_batches=1", f"--maps=0.{seed}"])
         plot.main([str(run), "--html=true", f"--text=a text {seed}"])
         plot.main([str(run / "meters.json")])
-        export.main([f"--checkpoint={[trained, run][seed]}", f"--whole={tmp_path / 'whole.pt'}", "--overwrite=true"])
         page.write_page(tmp_path / "report.html", [f"a text {seed}"])
-        written = [tmp_path / "scores.json", tmp_path / "whole.pt", tmp_path / "report.html"]
+        written = [tmp_path / "scores.json", tmp_path / "report.html"]
         written += [run / name for name in ("meters.json", "page.png", "page.html", "maps.png")]
         of_both[seed] = [path.read_bytes() for path in written]
     for path, first, second in zip(written, of_both[0], of_both[1], strict=True):
@@ -254,7 +246,7 @@ def test_an_out_dir_that_is_too_long_is_a_mistake_in_every_way_to_start(how, mqa
 
 # {script: (kind of its folder, files that it writes there, folders that it makes there)}
 INSIDE = {
-    train_in: ("run", ["config.json", "metrics.jsonl", "best.pt", "meters.json"], ["code", "tensorboard", "ckpt"]),
+    train_in: ("run", ["config.json", "metrics.jsonl", "best.pt", "meters.json"], ["code", "tensorboard"]),
     mqar_in: ("data set", ["meta.json", "train_0000.npy"], [".new"]),
     export_in: ("export", ["config.json", "model.safetensors"], [".new"]),
     bench_in: ("bench", ["ops.json"], []),
@@ -336,10 +328,10 @@ def test_a_run_that_goes_on_in_a_hard_linked_copy_leaves_the_first_one_as_it_is(
 
 
 def test_a_folder_of_a_run_that_is_a_link_is_not_written_to(run, tmp_path, helpers):
-    keys = dict(max_iters=1, logger="tensorboard", checkpoint="sharded")
+    keys = dict(max_iters=1, logger="tensorboard")
     first = run("first", **keys)
     before = state_of(first)
-    for name in ("code", "code/ops", "tensorboard", "ckpt"):
+    for name in ("code", "code/ops", "tensorboard"):
         second = shutil.copytree(first, tmp_path / "second", dirs_exist_ok=True)
         shutil.rmtree(second / name)
         (second / name).symlink_to(first / name)

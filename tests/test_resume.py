@@ -21,8 +21,9 @@ from conftest import wait_until
 import configurator
 import model
 import train
+from base import files
 from runs import checkpoint as checkpoints
-from runs import files, hardware, outdir
+from runs import hardware, outdir
 from runs.checkpoint import load_model
 from runs.resume import where_to_start
 
@@ -33,7 +34,7 @@ FORKS.set_forkserver_preload(["train"])
 
 MIXERS = ("softmax", "cosformer", "gla", "mamba2", "gated_deltanet")
 VALUES = dict(  # of the cases in turn
-    gate=("elementwise", "none"), eval_interval=(3, 5, 1, 7), dropout=(0.1, 0.1, 0.0), checkpoint=("whole", "sharded")
+    gate=("elementwise", "none"), eval_interval=(3, 5, 1, 7), dropout=(0.1, 0.1, 0.0)
 )
 CASES = {
     f"{mixer}-{dtype}": dict(attention=mixer, dtype=dtype) | {key: of[i % len(of)] for key, of in VALUES.items()}
@@ -63,7 +64,7 @@ def end(process):
 def check_same_run(ours, theirs, helpers):
     """Parameters, optimizer, scale, random state, samples and all rows are those of the other run."""
     for name in ("ckpt.pt", "best.pt"):
-        a, b = (checkpoints.load(out / name, parts=checkpoints.ALL) for out in (ours, theirs))
+        a, b = (checkpoints.load(out / name) for out in (ours, theirs))
         for part in ("model", "optimizer", "scaler", "rng", "iter_num", "best_val_loss"):
             assert helpers.equal(a[part], b[part]), (name, part)
     one, other = (helpers.without_times(helpers.metrics(out)) for out in (ours, theirs))
@@ -122,12 +123,11 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(kill_and_compare):
     assert any(hits)  # a fast machine ends before some of the kills
 
 
-@pytest.mark.parametrize("form", ["whole", "sharded"])
-def test_a_run_that_ends_in_its_first_step_goes_on_without_moments(form, run, helpers, monkeypatch):
+def test_a_run_that_ends_in_its_first_step_goes_on_without_moments(run, helpers, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(train, "micro_loss", lambda *args: sys.exit(1))
-        run("stopped", checkpoint=form)
-    assert helpers.losses(run("stopped", checkpoint=form, init_from="resume")) == helpers.losses(run("whole"))
+        run("stopped")
+    assert helpers.losses(run("stopped", init_from="resume")) == helpers.losses(run("whole"))
 
 
 @pytest.mark.slow
@@ -187,18 +187,17 @@ def stop_in(number, act, patch):
 
 def kill(out, step):
     """Ends train.py by an exception that nothing in it catches, once the save of the step is on the disk."""
-    saved = out / "ckpt.pt"  # which a thread may still be writing
-    wait_until(lambda: saved.is_file() and checkpoints.load(saved, mapped=True, parts=())["iter_num"] == step)
+    assert checkpoints.load(out / "ckpt.pt")["iter_num"] == step
     pytest.exit("killed")
 
 
-# evaluations before, between and behind the steps, and that of the whole split: its number, its step, the checkpoint
-CASES_OF_EVALUATIONS = [(1, 0, "whole"), (2, 4, "whole"), (2, 4, "sharded"), (3, 8, "whole"), (4, 8, "whole")]
+# evaluations before, between and behind the steps, and that of the whole split: its number, its step
+CASES_OF_EVALUATIONS = [(1, 0), (2, 4), (3, 8), (4, 8)]
 
 
-@pytest.mark.parametrize(("number", "step", "form"), CASES_OF_EVALUATIONS)
-def test_a_stopped_evaluation_loses_no_step_and_is_made_again(number, step, form, run, helpers, monkeypatch, capfd):
-    case = dict(max_iters=8, eval_interval=4, eval_tokens=2000, eval_batch_size=20, eval_whole=True, checkpoint=form)
+@pytest.mark.parametrize(("number", "step"), CASES_OF_EVALUATIONS)
+def test_a_stopped_evaluation_loses_no_step_and_is_made_again(number, step, run, helpers, monkeypatch, capfd):
+    case = dict(max_iters=8, eval_interval=4, eval_tokens=2000, eval_batch_size=20, eval_whole=True)
     whole = run("whole", **case)
     for name, status in (("SIGTERM", 143), ("SIGKILL", None)):
         out = whole.parent / name
@@ -302,9 +301,21 @@ def test_keys_that_are_given_are_read_with_those_of_the_checkpoint(had, start, g
     monkeypatch.chdir(run("out", max_iters=1, **had).parent)
     out_dir = "out" if start in ("resume", "auto") else "another"
     words = helpers.words(out_dir=out_dir, init_from=start, max_iters=9, **given)
-    config, *_ = where_to_start(configurator.read_words(train.TrainConfig, words))
+    config, user_keys, *_ = where_to_start(configurator.read_words(train.TrainConfig, words))
     assert {name: getattr(config, name) for name in has} == has and config.max_iters == 9
-    assert config.given >= {"out_dir", "init_from", "max_iters", *given}
+    assert user_keys.keys() >= {"out_dir", "init_from", "max_iters", *given}
+
+
+def test_a_run_goes_on_from_a_checkpoint_that_has_keys_which_are_gone_and_a_command_line_may_not(keys, helpers):
+    out = helpers.train(**keys("out", max_iters=4))
+    old = checkpoints.load(out)
+    gone = {"shards": 2, "gather_dtype": "auto", "checkpoint": "whole"}
+    checkpoints.save(out / "ckpt.pt", old | {"config": old["config"] | gone})
+    helpers.train(**keys("out", init_from="resume", max_iters=5))
+    assert checkpoints.load(out)["config"].keys() == old["config"].keys()
+    for name, value in gone.items():
+        message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **{name: value}))
+        assert message.startswith(f"unknown key '{name}': here it is ")
 
 
 def test_what_no_run_can_go_on_from_is_one_line_and_no_moment_of_another_shape_reaches_the_optimizer(keys, helpers):
@@ -379,7 +390,7 @@ def test_a_field_of_a_checkpoint_that_lies_is_named_in_one_line_and_nothing_is_w
     field, keys, helpers, trained, tmp_path
 ):
     out = Path(shutil.copytree(trained, tmp_path / "out"))
-    whole, again = checkpoints.load(out, parts=checkpoints.ALL), keys("out", **helpers.tiny, init_from="resume")
+    whole, again = checkpoints.load(out), keys("out", **helpers.tiny, init_from="resume")
     again = {name: again[name] for name in ("dataset", "out_dir", "init_from")}
     _, _, name = field.rpartition(".")
     for lie in SCALES[name] if name in SCALES else LIES[field]:
@@ -449,7 +460,7 @@ def test_a_run_keeps_its_rows_a_step_since_its_place_in_the_data_is_the_step_tim
 
 @pytest.mark.parametrize("field", ["optimizer", "config", "iter_num"])
 def test_moments_are_not_taken_from_a_checkpoint_that_lies(field, keys, helpers, trained, tmp_path):
-    whole = checkpoints.load(trained, parts=checkpoints.ALL)
+    whole = checkpoints.load(trained)
     given = dict(init_from=tmp_path / "ckpt.pt", keep_moments=True, n_layer=2, n_embd=16)
     for lie in LIES[field]:
         checkpoints.save(tmp_path / "ckpt.pt", whole | {field: lie})
@@ -573,7 +584,7 @@ def test_a_run_does_not_go_on_from_a_checkpoint_that_was_replaced_before_it_had_
 
     def replaced(given):
         found = start(given)
-        checkpoints.save(out / "ckpt.pt", checkpoints.load(out, parts=checkpoints.ALL) | {"iter_num": 6})
+        checkpoints.save(out / "ckpt.pt", checkpoints.load(out) | {"iter_num": 6})
         return found
 
     monkeypatch.setattr(train, "where_to_start", replaced)

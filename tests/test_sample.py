@@ -15,12 +15,12 @@ from test_model import T, make_config
 
 import evaluate
 import sample
+from base.streams import without_controls
 from configurator import UserError
 from data.shards import open_dataset
 from model import MIXERS
 from ops.sampling import draw
 from runs.checkpoint import load_model
-from runs.streams import without_controls
 from study import interventions
 
 THREE = ["softmax", "cosformer", "gla"]

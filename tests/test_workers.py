@@ -11,7 +11,7 @@ from conftest import wait_until
 from made_rows import listed, made_row
 
 import experiment
-from runs.files import read_jsonl
+from base.files import read_jsonl
 from study import runner
 from study.plan import choose_rates
 from study.rows import text_of

@@ -31,10 +31,10 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
+from base.files import one_line
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, encode, report, write_stream
-from runs.files import one_line
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1

@@ -48,10 +48,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
+from base.rules import show
 from configurator import UserError, key
 from data.meta import UINT16_VOCAB
 from data.writing import Output, claim, report, write_examples
-from runs.rules import show
 
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows

@@ -23,12 +23,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
+from base.files import DATA, one_line, read_regular
 from configurator import UserError, key
 from data.pystdlib import prepare as pystdlib
 from data.pystdlib.prepare import LEFT_OUT, clean, read_sources, shared_runs, split_units
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import claim, report, write_stream
-from runs.files import DATA, one_line, read_regular
 
 GENERATOR = "data/pylib/prepare.py"
 VERSION = 1  # raise it when the same packages no longer give the same text

@@ -19,10 +19,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
+from base.files import one_line, read_regular
 from configurator import UserError, key
 from data.tokenizer import get_tokenizer
 from data.writing import Output, claim, report, write_stream
-from runs.files import one_line, read_regular
 
 GENERATOR = "data/shakespeare_char/prepare.py"
 VERSION = 1

@@ -22,10 +22,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
+from base.files import find_path, is_no_file, one_line
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, fitting, report, write_stream
-from runs.files import find_path, is_no_file, one_line
 
 GENERATOR = "data/text/prepare.py"
 # 3: hidden files and byte order marks are left out; 2: blank files are, and linked folders are read

@@ -28,10 +28,10 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
+from base.files import DATA, one_line
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, encode, report, write_stream
-from runs.files import DATA, one_line
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from runs.rules import DataError, UserError, show, wrong_field
+from base.rules import DataError, UserError, show, wrong_field
 
 try:
     import fcntl
@@ -146,7 +146,7 @@ def refuse_twice(pairs: Iterable[tuple]) -> dict:
 
 def read_jsonl(file: Path | str, rules: dict | None = None) -> list[dict]:
     """The objects of a file of JSON lines; none where there is no file. A last line that was cut
-    short is left out. rules: {name: rule (runs/rules.py)} of every object. UserError names a
+    short is left out. rules: {name: rule (base/rules.py)} of every object. UserError names a
     damaged line."""
     *lines, last = read_regular(file, 1 << 30).split(b"\n") if os.path.isfile(file) else [b""]
     rows = [_object_of(line) for line in (lines if _object_of(last) is None else [*lines, last])]
@@ -325,7 +325,7 @@ class Output:
     """A kind of file that scripts write, and how an older one is known, so that nothing else is
     replaced.
 
-    ending: of its name; holds: what its JSON holds, as a rule of runs/rules.py; or else begins: its
+    ending: of its name; holds: what its JSON holds, as a rule of base/rules.py; or else begins: its
     first bytes, and mark: bytes that it has within EDGE of its beginning or of its end
     """
 
@@ -348,7 +348,6 @@ OUTPUTS = {
         ".html", begins=b"<!DOCTYPE html>", mark=b"The page that token_page.py writes"
     ),
     "report": Output(".html", begins=b"<!doctype html>", mark=REPORT_END.encode()),
-    "checkpoint": Output(".pt", begins=b"PK\x03\x04", mark=b"/data.pkl"),
 }
 
 

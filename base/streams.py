@@ -19,7 +19,7 @@ import signal
 import sys
 from typing import Any
 
-from runs.rules import escape
+from base.rules import escape
 
 # 128 + SIGPIPE, the status that a shell reports for other programs. Python ignores the signal
 READER_IS_GONE = 141
