@@ -1,6 +1,6 @@
 """Measures speed and memory; prints tables and, as its last line, one JSON object.
 
-    python bench.py gpu                            what the first hour on a GPU asks, and a page for an issue
+    python bench.py gpu                            whether a GPU computes the same, how fast, and a page for an issue
     python bench.py all --against=PATH/model.py    every part; the file is nanoGPT's own, which is not kept here
 
 Absolute times of a shared machine mean little: here two sides run in turn in one process, with the
@@ -32,8 +32,10 @@ from runs.outdir import git_state, write_text
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
 from speed.gaterun import RECIPES, bench_gaterun
-from speed.gpu import bench_gpu, page
+from speed.gpu import LOG, bench_gpu
+from speed.gpu import PARTS as PARTS_OF_GPU
 from speed.measure import Report
+from speed.rows import NAME, page
 
 PARTS = dict(
     train=bench_train,
@@ -47,7 +49,7 @@ PARTS |= dict(gaterun=bench_gaterun, gpu=bench_gpu)
 
 def main(argv: list[str]) -> None:
     config = configurator.load(BenchConfig, argv, positional="what")
-    for key, known in {"what": [*PARTS], "recipes": [*RECIPES]}.items():
+    for key, known in {"what": [*PARTS], "recipes": [*RECIPES], "parts": [*PARTS_OF_GPU]}.items():
         for name in getattr(config, key):
             check_choice(key, name, (*known, "all"))
     if not config.seeds or (config.against and not Path(config.against).is_file()):
@@ -58,7 +60,7 @@ def main(argv: list[str]) -> None:
         )
     config.threads = cpu_threads(config.threads)
     torch.set_num_threads(config.threads)
-    config.device = pick_device(config.device)
+    config.device = "cpu" if config.rehearse else pick_device(config.device)
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
@@ -73,7 +75,7 @@ def main(argv: list[str]) -> None:
     ]
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
-    files.check_inside(out_dir, ["gpu.md", *(f"{name}.json" for name in parts)])
+    files.check_inside(out_dir, ["gpu.md", NAME, LOG, *(f"{name}.json" for name in parts)])
     about = describe(config)
     print("\n".join(f"{name}: {value}" for name, value in about.items()))
     measured = {"claims": [], "ratios": []}

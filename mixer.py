@@ -142,6 +142,8 @@ class Mixer(nn.Module):
         self.config, self.norm_kind, self.norm_groups = config, self.norm_of(config), norm_groups
         # not in read, which torch.compile traces
         self.has_fla = config.kernels != "torch" and kernels.has_fla()
+        # of the recurrence that the last call took, in the words that train.py prints
+        self.form = ""
         self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
         self.shapes = dict(query=query, key=key, value=value)
         self.levels = (
@@ -269,13 +271,14 @@ class Mixer(nn.Module):
         if erase is not None:
             options["erase"] = erase
         if p.levels is not None:
-            form = levels.chunked
+            form, self.form = levels.chunked, "plain PyTorch, by levels"
             options |= dict(levels=p.levels, start=start)
+        elif q.shape[1] <= self.sub_tokens:
+            form, self.form = recurrence.recurrent, "plain PyTorch, token by token"
+        elif uses_fla:
+            form, self.form = kernels.fla, "fla's kernels"
         else:
-            is_step = q.shape[1] <= self.sub_tokens
-            form = (
-                recurrence.recurrent if is_step else kernels.fla if uses_fla else recurrence.chunked
-            )
+            form, self.form = recurrence.chunked, "plain PyTorch, chunk by chunk"
         o, final = form(q, k, v, **options)
         if state is not None:
             state["S"] = final

@@ -81,7 +81,12 @@ class Muon(torch.optim.Optimizer):
     The factor makes the RMS of the step's entries about 0.2, which is AdamW's: a rate and a weight
     decay of AdamW's serve Muon, too (Liu et al. 2025; "match_rms_adamw" of torch.optim.Muon).
     parts: see matrices_of.
+
+    `found_inf`, which a caller may set as on a fused AdamW, is a tensor on the device: where it is
+    1 a step changes nothing, and the host need not read it.
     """
+
+    found_inf: Tensor | None = None
 
     def __init__(
         self, groups: list[dict], parts: dict[Tensor, list[int]], lr: float, momentum: float = 0.95
@@ -92,14 +97,35 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
+            # how far the mean goes to the new gradient, the weight along the step, and what is left
+            # of the weight
+            share, rate, kept = (
+                1 - group["momentum"],
+                group["lr"],
+                1 - group["lr"] * group["weight_decay"],
+            )
+            if self.found_inf is not None:
+                skip, first = self.found_inf != 0, group["params"][0]
+                share, rate, kept = (
+                    unless(skip, *pair, first) for pair in ((share, 0.0), (rate, 0.0), (kept, 1.0))
+                )
             for p in (p for p in group["params"] if p.grad is not None):
-                state, momentum = self.state[p], group["momentum"]
+                state = self.state[p]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
-                mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
+                # inf * 0 would be NaN
+                grad = p.grad if self.found_inf is None else p.grad.masked_fill(skip, 0.0)
+                mean = state["momentum_buffer"].lerp_(grad, share)
                 make_step = functools.partial(step_of_matrices, rows=self.parts[p])
-                step = on_whole(make_step, p.grad.lerp(mean, momentum))
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * step)
+                step = on_whole(make_step, grad.lerp(mean, group["momentum"]))
+                p.mul_(kept).sub_(rate * step)
+
+
+def unless(skip: Tensor, number: float, otherwise: float, like: Tensor) -> Tensor:
+    """The number as a tensor () of the dtype and on the device of `like`; where skip is true, the
+    other one. Nothing waits for the device, as torch.where would, which copies numbers to it."""
+    made = torch.full((), number, dtype=like.dtype, device=like.device)
+    return made.masked_fill_(skip, otherwise)
 
 
 def step_of_matrices(weight: Tensor, rows: list[int]) -> Tensor:

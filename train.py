@@ -53,7 +53,7 @@ from optim import Muon, matrices_of
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights, check_vocabulary
 from runs.hardware import SIGNAL_STEPS, Processes, Stopped, autocast, peak_flops, pick_dtype
-from runs.notes import notes_on_keys
+from runs.notes import forms_that_ran, notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import bad_weight, first_bad_tensor, first_rows, is_spike, training_meters
 from runs.resume import Start, restore, scale_new, take_weights, where_to_start
@@ -493,7 +493,8 @@ def train(run: Run, signals: contextlib.ExitStack) -> None:
             break
 
         # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is
-        # read, but for one number a step where an optimizer is not fused, as Muon and those of MPS
+        # read, but for one number a step where an optimizer does not take found_inf, as AdamW on
+        # MPS
         run.is_in_step = True
         batches = next(batches_of_steps)
         loss = torch.zeros((), device=device)
@@ -508,6 +509,9 @@ def train(run: Run, signals: contextlib.ExitStack) -> None:
             torch.distributed.all_reduce(loss)
         if step == first_step:
             check_all_are_used(model)
+            if processes.is_main:
+                for line in forms_that_ran(model):
+                    print(line)
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
         grad_norm = parallel.clip_gradients(model, config.grad_clip)
@@ -521,8 +525,9 @@ def train(run: Run, signals: contextlib.ExitStack) -> None:
         run.bad_step = run.bad_step.masked_fill((run.bad_step < 0) & ends_run, step)
         skip = is_bad | (run.bad_step >= 0)
         for optimizer in optimizers:
-            if optimizer.defaults.get("fused"):
-                optimizer.found_inf = skip.float()  # the fused kernel skips the step if it is 1
+            if optimizer.defaults.get("fused") or isinstance(optimizer, Muon):
+                # a fused kernel and Muon skip the step if it is 1
+                optimizer.found_inf = skip.float()
                 optimizer.step()
             elif not skip:
                 optimizer.step()

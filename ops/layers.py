@@ -146,6 +146,13 @@ def attention(q, k, v, mask, is_causal: bool, scale: float | None = None) -> Ten
 
     is_causal: a query sees the keys up to its own. scale: of the scores; None: D^-1/2.
     """
+    D = v.shape[-1]
+    if q.shape[-1] % 8 and not q.is_cpu:
+        # only FlashAttention takes other widths on a GPU, and it takes neither masks nor float32:
+        # without a word, torch would make the (T, T) weights
+        if scale is None:
+            scale = q.shape[-1] ** -0.5
+        q, k, v = (F.pad(x, (0, -x.shape[-1] % 8)) for x in (q, k, v))
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
     is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
@@ -155,7 +162,7 @@ def attention(q, k, v, mask, is_causal: bool, scale: float | None = None) -> Ten
     if is_slow:
         return fast.CausalAttention.apply(q, k, v, scale)
     options: dict = dict(is_causal=is_causal, scale=scale, enable_gqa=k.shape[1] < q.shape[1])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)[..., :D]
 
 
 def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:

@@ -101,13 +101,18 @@ def loss_and_gradients(
             target = target.masked_fill(~counts, 0)
             log_share = torch.log_softmax(logit, -1, out=log_shares[: len(x_rows)])
             # the columns end with the vocabulary, so that gather raises for the id of a padding row
-            loss = loss - (log_share[:, :vocab_size].gather(-1, target) * counts).sum()
+            of_target = log_share[:, :vocab_size].gather(-1, target)
+            loss = loss - (of_target * counts).sum()
             if grad:
-                d_logit = log_share.exp_()  # softmax, then minus one at the target
-                d_logit.scatter_add_(-1, target, torch.full_like(target, -1, dtype=d_logit.dtype))
+                # softmax, then minus one at the target, each rounded to the dtype of the products.
+                # A GPU does so on the way out; a CPU would first make a copy
+                if product.is_cpu and dtype != log_share.dtype:
+                    product.copy_(log_share.exp_())
+                else:
+                    torch.exp(log_share, out=product)
+                product.scatter_(-1, target, (of_target.exp() - 1).to(dtype))
                 if softcap is not None:
-                    d_logit.mul_(1 - capped * capped)
-                product.copy_(d_logit)
+                    product.mul_(1 - capped * capped)
                 # ignored tokens get no gradient; in dw their x is already zero
                 dx[rows] = (product @ w) * counts
                 dw += torch.mm(product.T, x_rows, out=dw_chunk)

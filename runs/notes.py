@@ -2,17 +2,17 @@
 tell. The tables say what the mixers of this repository read. A mixer of your own may read any key:
 where there is one, no key of mixers is named."""
 
-from keys import WITH_ROPE_LENGTH, GPTConfig, TrainConfig, word_of
-from model import MIXERS
+from keys import CLASS_OF, WITH_ROPE_LENGTH, GPTConfig, TrainConfig, word_of
+from model import GPT, MIXERS
 
 OF_ROPE = {"rope_base", "rope_fraction", "rope_scaling", "rope_factor", "rope_length"}
 WIDTHS = {"delta_key_dim", "delta_value_dim"}
 OF_DELTA_RULE = {"beta_max", "delta_heads", "delta_key_heads", *WIDTHS}
 READ_BY = {  # the keys that some mixers read and others don't
-    "softmax": {
-        "n_kv_head", "qkv_bias", "qk_norm", "qk_norm_over", "sink", "window", "attention_weights", "forget_gate",
-        "attention_softcap", "position", *OF_ROPE,
-    },
+    **dict.fromkeys(
+        ("softmax", *CLASS_OF.values()),
+        {"n_kv_head", "qkv_bias", "qk_norm", "qk_norm_over", "window", "position", *OF_ROPE},
+    ),
     "cosformer": {"levels"},
     "gla": {"levels", *WIDTHS},
     "mamba2": {"levels", "expand", "state_size", "n_groups"},
@@ -21,7 +21,7 @@ READ_BY = {  # the keys that some mixers read and others don't
     "deltanet": {"levels", *OF_DELTA_RULE},
     "kda": {"levels", *OF_DELTA_RULE},
     "gated_deltanet2": {"levels", *OF_DELTA_RULE},
-    "deltaproduct": {"n_householder", *OF_DELTA_RULE},
+    "deltaproduct": OF_DELTA_RULE,
     "monarch": set(),
 }  # fmt: skip
 OF_GATES = {"gate_activation", "gate_rank", "gate_input", "gate_bias"}
@@ -45,6 +45,18 @@ def notes_on_keys(
             f"note: warmup_iters={warmup} is longer than the run of {steps} steps, which reaches {reached}"
         )
     return notes
+
+
+def forms_that_ran(model: GPT) -> list[str]:
+    """A line for each form of the recurrence that layers took in the last pass. On a GPU the forms
+    differ several times in speed, and nothing else would tell that a layer has a slow one."""
+    counts: dict = {}
+    for block in model.blocks:
+        if block.mixer.form:
+            counts[block.mixer.form] = counts.get(block.mixer.form, 0) + 1
+    return [
+        f"recurrence: {form}, in {n} of {len(model.blocks)} layers" for form, n in counts.items()
+    ]
 
 
 def unused_keys(config: GPTConfig) -> dict[str, str]:

@@ -19,6 +19,11 @@ class BenchConfig:
         [0, 1, 2, 3, 4, 5, 6, 7], "seeds of the part gaterun; each takes two minutes of nanoGPT"
     )
     recipes: list[str] = key(["record"], "recipes of the part gaterun (speed/gaterun.py), or all")
+    parts: list[str] = key(
+        ["all"], "parts of the part gpu (speed/gpu.py), or all; with some, earlier rows stay"
+    )
+    seconds: int = key(1_800, "seconds of the part gpu: what has none left is skipped", at_least=1)
+    rehearse: bool = key(False, "true: the part gpu runs on the CPU, tiny: does every part work?")
     threads: int = key(0, "CPU threads (0: as many as cores)", at_least=0, at_most=512)
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda", "mps"))
     dtype: str = key("auto", "dtype of matrix products", choices=("auto", *DTYPES))

@@ -133,7 +133,7 @@ def prefilled(model: GPT, context: int, B: int = 1) -> Callable:
     """Returns decode(), which makes TOKENS tokens, one after the other, in B rows behind a context
     of that length."""
     idx = torch.zeros(B, context, dtype=torch.long, device=model.wte.weight.device)
-    _, state = model.features(idx, model.init_state(B), 0)
+    _, state = model.features(idx, model.init_state(B, dtype=model.wte.weight.dtype), 0)
 
     @torch.inference_mode()
     def decode():

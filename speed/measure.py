@@ -18,6 +18,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from scipy.stats import quantile_test
@@ -26,6 +28,7 @@ import configurator
 from base.files import one_line
 from model import GPT, GPTConfig
 from runs.hardware import autocast, seconds_of
+from runs.parallel import share_out
 from speed.config import BenchConfig
 from train import TrainConfig, make_optimizers
 
@@ -40,11 +43,18 @@ class Side:
     optimizer.
 
     A call trains it once on its batch (inputs, targets): forward, backward, clipping and the
-    optimizer's step. keys are those of GPTConfig, for nanoGPT those of its own.
+    optimizer's step. keys are those of GPTConfig, for nanoGPT those of its own. compiled: whether
+    torch.compile makes the step.
     """
 
     def __init__(
-        self, config: BenchConfig, name: str, batch: tuple = (), train: TrainConfig = PLAIN, **keys
+        self,
+        config: BenchConfig,
+        name: str,
+        batch: tuple = (),
+        train: TrainConfig = PLAIN,
+        compiled=False,
+        **keys,
     ):
         torch.manual_seed(train.seed)
         self.batch, self.device, self.dtype = batch, config.device, config.dtype
@@ -61,13 +71,15 @@ class Side:
                 self.optimizers = [
                     self.model.configure_optimizers(train.weight_decay, *rates, config.device)
                 ]
+            self.step_model = torch.compile(self.model) if compiled else self.model
         else:
-            self.model = GPT(GPTConfig(**keys, attention=name)).to(config.device)
+            self.model = GPT(GPTConfig(**keys, attention=name))
+            self.step_model = step_of(self.model, config, compiled, train)
             self.optimizers = make_optimizers(self.model, train, config.device)
 
     def loss(self) -> torch.Tensor:
         with autocast(self.device, self.dtype):
-            loss = self.model(*(x.to(self.device) for x in self.batch))
+            loss = self.step_model(*(x.to(self.device) for x in self.batch))
         return loss[1] if isinstance(loss, tuple) else loss  # nanoGPT returns it behind its logits
 
     def __call__(self) -> None:
@@ -76,6 +88,14 @@ class Side:
         for optimizer in self.optimizers:
             optimizer.step()
         self.model.zero_grad(set_to_none=True)
+
+
+def step_of(
+    model: GPT, config: BenchConfig, compiled: bool, train: TrainConfig = PLAIN
+) -> torch.nn.Module:
+    """Moves the model to the device, and returns what train.py calls in a step of one process."""
+    alone: Any = SimpleNamespace(device=config.device, device_type=config.device, world_size=1)
+    return share_out(model, train, alone, compiled, config.dtype)
 
 
 def random_batch(config: BenchConfig, vocab_size: int, B: int, T: int) -> tuple[torch.Tensor, ...]:

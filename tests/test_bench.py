@@ -1,11 +1,8 @@
 """bench.py: its intervals and verdicts, its sides, and that its parts take every mixer. No test here asserts a time."""
 
-import dataclasses
 import json
 import os
 import re
-import signal
-import subprocess
 import types
 
 import numpy as np
@@ -14,11 +11,10 @@ import torch
 from conftest import ROOT
 
 import bench
-import train
 from data.pystdlib import prepare as pystdlib
 from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig
-from speed import costs, forms, gaterun, gpu, measure
+from speed import costs, forms, gaterun, measure
 from speed.config import BenchConfig
 
 NANOGPT = '''
@@ -77,7 +73,7 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(gaterun, "in_new_processes", lambda function, tasks, at_once: [function(*t) for t in tasks])
     monkeypatch.setattr(gaterun, "OF_NANOGPT", gaterun.OF_NANOGPT + " --max_iters=6 --learning_rate=1e-2")
     monkeypatch.setattr(gaterun, "RECIPES", {"record": "config/gaterun.py --max_iters=3", "other": "--block_size=64"})
-    monkeypatch.setitem(bench.PARTS, "gpu", lambda config, report: None)  # below
+    monkeypatch.setitem(bench.PARTS, "gpu", lambda config, report: None)  # test_bench_gpu.py
 
 
 # -- Pairs, ratios, intervals ------------------------------------------------------------------------------------------
@@ -124,7 +120,6 @@ def test_a_side_is_trained_on_its_batch_by_steps_of_a_run(name, beside_nanogpt):
 
 PAGE = ROOT / "results" / "bench" / "README.md"
 GATERUN = PAGE.parents[1] / "gaterun"
-EXPECTED = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", (ROOT / "docs" / "gpu.md").read_text(), re.M))
 CLAIMS = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", PAGE.read_text(), re.M))
 
 
@@ -169,30 +164,6 @@ def test_all_parts_measure_every_mixer_and_claim(small_parts, beside_nanogpt, tm
     assert torch.equal(theirs, ours) and not torch.equal(theirs, next_seed)
 
 
-def test_the_part_gpu_has_every_row_that_docs_gpu_expects_or_what_it_needs(cpu, tmp_path, monkeypatch, helpers):
-    def run(command, **keys):  # a run of one process in this one
-        if "--nproc_per_node=1" not in command:
-            return start(command, **keys)
-        train.main(command[command.index(f"{ROOT}/train.py") + 1 :])
-        return types.SimpleNamespace(returncode=0)
-
-    start = subprocess.run
-    monkeypatch.setattr(subprocess, "run", run)
-    bench.main(["gpu", *helpers.words(device="cpu", dtype="float32", threads=1, out_dir=tmp_path / "out")])
-    stored, page = json.loads((tmp_path / "out/gpu.json").read_text()), (tmp_path / "out/gpu.md").read_text()
-    rows = {row["row"]: row for row in stored["rows"]}
-    assert stored["commit"] in page and all(f"| {name} | {row['measured']} |" in page for name, row in rows.items())
-    assert EXPECTED.keys() <= rows.keys() | {name.partition(": ")[0] for name in rows}
-    assert all(row["unit"] for row in stored["rows"])
-    found = {name: row["measured"] for name, row in rows.items() if row["agrees"] == "not compared"}
-    needs = {name: row["agrees"] for name, row in rows.items() if name not in found}
-    few = {"memory / estimate": "needs a GPU", "compiled / plain": "needs 1 GPU", "8 processes / 1": "needs 8 GPUs"}
-    assert few.items() <= needs.items() and len(needs) == len(few) + 9  # mixers that fla might compute
-    assert [found.pop(name) for name in ("graphs", "attention", "waits")] == [1, "flash_attention_for_cpu", 0.0]
-    assert all(value > 0 for value in found.values()) and found["loss / kernels"] < 1
-    assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
-
-
 @pytest.mark.parametrize("words", ["--block_size=32", "--block_size=64 --gradient_accumulation_steps=4"])
 def test_a_recipe_that_the_gate_run_would_measure_otherwise_is_refused(words, cpu, text, monkeypatch, helpers):
     monkeypatch.setattr(gaterun, "RECIPES", {"mine": words})
@@ -201,66 +172,8 @@ def test_a_recipe_that_the_gate_run_would_measure_otherwise_is_refused(words, cp
         assert said in helpers.error_of(bench.main, ["gaterun", word])
 
 
-def test_a_part_that_is_stopped_leaves_what_it_has_measured(cpu, tmp_path, monkeypatch, helpers):
-    def part(config, report):
-        report.row(row="one", measured=1.0, unit="ms", expected="", agrees="yes")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setitem(bench.PARTS, "gpu", part)
-    with pytest.raises(SystemExit, match="143"):
-        bench.main(["gpu", *helpers.words(device="cpu", dtype="float32", out_dir=tmp_path)])
-    assert [row["row"] for row in json.loads((tmp_path / "gpu.json").read_text())["rows"]] == ["one"]
-    assert "| one | 1.0 | ms |" in (tmp_path / "gpu.md").read_text()
+def test_a_part_that_is_killed_in_a_process_of_its_own_is_one_line(cpu, helpers):
     assert "was killed" in helpers.error_of(measure.in_new_processes, os._exit, [(9,)])
-
-
-def test_on_a_gpu_a_row_is_compared_and_one_that_fails_says_why(cpu, tmp_path, monkeypatch):
-    def speed_of(words, folder, n, *more):
-        if "--attention=gla" in more:
-            raise ValueError("out of\nmemory")
-        return {1: 300e3, 2: 290e3, 8: 100e3}[n]
-
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
-    monkeypatch.setattr(pystdlib, "main", lambda argv: None)
-    monkeypatch.setattr(gpu, "profiled", lambda *args: {"attention": "math", "waits": 0.7, "launches: loss": 73})
-    monkeypatch.setattr(gpu, "graphs", lambda *args: 2)
-    monkeypatch.setattr(gpu, "speed_of", speed_of)
-    filled = measure.Report("gpu")
-    gpu.bench_gpu(dataclasses.replace(cpu, device="cuda", out_dir=str(tmp_path)), filled)
-    agrees = {row["row"]: row["agrees"] for row in filled.rows}
-    off = {"attention", "waits", "graphs", "8 processes / 1", "compiled / plain"}
-    assert {name for name in agrees if agrees[name] == "no"} == off
-    assert agrees.pop("fla / plain: gla") == "out of" and set(agrees.values()) == {"yes", "no"}
-
-
-def test_what_docs_gpu_expects_follows_from_the_model_and_the_card():
-    with torch.device("meta"):
-        model = measure.GPT(GPTConfig(vocab_size=50_304))
-    expected = {name: [float(number) for number in re.findall(r"[\d.]+", line)] for name, line in EXPECTED.items()}
-    least, parameters, tokens = {name: numbers[0] for name, numbers in expected.items()}, model.n_params(), 12 * 1024
-    clipping, optimizer, size = (parameters * n for n in (12 / 3.35e9, 28 / 3.35e9, 12 / 1e9))  # ms, ms, GB
-    parts = least["forward"] + least["loss"] + least["backward"] + clipping + optimizer
-    found = (least["kernels"], least["optimizer"], least["train.py"], least["ckpt.pt"])
-    assert found == pytest.approx((parts, optimizer, tokens / parts * 500, size), rel=0.05)
-    flops = 1e12 * (expected["forward"][3] + expected["backward"][3] + expected["loss"][4])
-    assert flops == pytest.approx(3 * tokens * model.flops_per_token(1024), rel=0.02)
-    for n in (2, 8):
-        sent = 2 * (n - 1) / n * 4 * parameters
-        assert expected[f"{n} processes / 1"][2:4] == pytest.approx([sent / 1e9, sent / 450e6], rel=0.1)
-
-
-def test_what_runs_on_the_thread_of_autograd_belongs_to_the_part_that_waits_for_it():
-    def events(text, device):  # "name start end, ..."
-        for name, start, end in (words.split() for words in text.split(",")):
-            span = types.SimpleNamespace(start=int(start), end=int(end))
-            yield types.SimpleNamespace(name=name, device_type=device, time_range=span)
-
-    cpu, cuda = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
-    parts = "loss 0 2, optimizer 2 3, forward 10 20, loss 15 19, backward 20 30"  # the first step warms up
-    others = "in_first_step 0 1, before 11 12, in_loss 16 17, behind 19 20, of_autograd 22 23, log 31 32"
-    found = gpu.within([*events(f"{parts},{others}", cpu), *events("kernel 24 25, backward 21 40", cuda)])
-    names = {part: [one.name for one in of if one.name != part] for part, of in found.items() if part}
-    assert names == {"forward": ["before", "behind"], "loss": ["in_loss"], "backward": ["of_autograd"]}
 
 
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])

@@ -130,14 +130,18 @@ class HostReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-OURS, places = tuple(f"{outdir.ROOT}/{name}" for name in ("ops/", "runs/", "train.py", "model.py", "gate.py")), set()
+WATCHED = ("ops/", "runs/", "train.py", "model.py", "gate.py", "optim.py")
+OURS, places = tuple(f"{outdir.ROOT}/{name}" for name in WATCHED), set()
 
 
 @pytest.mark.parametrize(
-    ("mixer", "dtype"),
-    [("softmax", "float32"), ("softmax", "float16"), *((mixer, "bfloat16") for mixer in ("gla", "mamba2", "kda"))],
-)
-def test_no_step_waits_for_a_gpu(run, text, monkeypatch, float16_on_a_cpu, mixer, dtype):
+    ("mixer", "dtype", "optimizer"),
+    [
+        ("softmax", "float32", "adamw"), ("softmax", "float16", "adamw"), ("softmax", "float32", "muon"),
+        *((mixer, "bfloat16", "adamw") for mixer in ("gla", "mamba2", "kda")),
+    ],
+)  # fmt: skip
+def test_no_step_waits_for_a_gpu(run, text, monkeypatch, float16_on_a_cpu, mixer, dtype, optimizer):
     micro_loss, zero_grad, watch = train.micro_loss, GPT.zero_grad, contextlib.ExitStack()
 
     def loss(*args):  # a step begins with its first one, and ends with zero_grad
@@ -153,7 +157,7 @@ def test_no_step_waits_for_a_gpu(run, text, monkeypatch, float16_on_a_cpu, mixer
     watched = places.clear() or []
     monkeypatch.setattr(train, "micro_loss", loss)
     monkeypatch.setattr(GPT, "zero_grad", last)
-    keys = dict(dropout=0.1, gradient_accumulation_steps=2, max_iters=2, log_interval=1000)
+    keys = dict(dropout=0.1, gradient_accumulation_steps=2, max_iters=2, log_interval=1000, optimizer=optimizer)
     run("out", dataset=text, attention=mixer, gate="elementwise", dtype=dtype, **keys)
     assert watched == [0, 1] and {name for name, _ in places} <= {"forward"}  # which looks at labels on a CPU only
 
@@ -206,6 +210,55 @@ def test_rows_of_four_lengths_are_compiled_once_and_learn_the_same(mixer, run, t
     out = run("compiled", compile="true", **keys)
     assert seen == {10, 16, 24, 32} and len(compiled) == 1  # evaluations at every length, too
     assert helpers.losses(out) == pytest.approx(helpers.losses(run("plain", **keys)), rel=1e-4)
+
+
+@pytest.fixture
+def compiled_graphs(monkeypatch):
+    """The graphs that torch.compile has made by then, each run as it is."""
+    found = []
+
+    def counting(graph, inputs):
+        found.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counting))
+    torch._dynamo.reset()
+    return found
+
+
+@pytest.mark.parametrize("asked", [{}, dict(mask_documents=True, attention="gla"), dict(optimizer="muon", dropout=0.1)])
+def test_a_compiled_run_of_text_is_one_graph_whatever_it_evaluates(asked, run, text, compiled_graphs, monkeypatch):
+    shapes, features = set(), GPT.features
+
+    def spied(model, idx, *args, **keys):
+        shapes.add(idx.shape)
+        return features(model, idx, *args, **keys)
+
+    monkeypatch.setattr(GPT, "features", spied)
+    run("out", dataset=text, compile="true", gradient_accumulation_steps=2, meters=True, **asked)
+    assert len(shapes) > 2 and len(compiled_graphs) == 1
+
+
+def test_sampling_of_a_compiled_model_compiles_nothing(compiled_graphs):
+    config = train.TrainConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=16, block_size=32)
+    model, idx = GPT(config), torch.zeros(2, 8, dtype=torch.long)
+    alone = SimpleNamespace(device="cpu", device_type="cpu", world_size=1)
+    step_model = parallel.share_out(model, config, alone, True, "float32")
+    step_model(idx, idx).backward()
+    step_model.generate(idx, 12)
+    assert len(compiled_graphs) == 1
+
+
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_a_run_prints_once_which_form_of_the_recurrence_each_layer_took(compiled, run, text, capsys, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    run("one", dataset=text, attention="gla,softmax", compile=compiled)
+    assert capsys.readouterr().out.count("recurrence: plain PyTorch, chunk by chunk, in 1 of 2 layers\n") == 1
+    run("levels", dataset=text, attention="mamba2", levels="log_linear", compile=compiled)
+    assert capsys.readouterr().out.count("recurrence: plain PyTorch, by levels, in 2 of 2 layers\n") == 1
+    run("none", dataset=text, compile=compiled)
+    assert "recurrence" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["softmax", "lightning"])

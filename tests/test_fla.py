@@ -24,6 +24,7 @@ from gate import GATE_ACTIVATIONS
 from model import GPT, GPTConfig
 from ops import kernels, recurrence
 from ops.layers import RMSNorm
+from runs.notes import forms_that_ran
 
 needs_the_kernels = pytest.mark.skipif(
     not (importlib.util.find_spec("triton") and importlib.util.find_spec("fla")),
@@ -265,5 +266,9 @@ def test_a_model_on_a_gpu_uses_fla_where_it_computes_the_mixer_or_its_norm_and_g
         monkeypatch.setattr(module, name, lambda *args, name=name, **keys: calls.add(name) or chunked(*args, **keys))
     keys = dict(n_layer=1, n_head=1, n_embd=8, vocab_size=5, attention="gla", gate="elementwise") | keys
     dtype = keys.pop("dtype", torch.float32)
-    GPT(GPTConfig(**keys)).to(dtype)(torch.zeros(1, 3, dtype=torch.long))
+    model = GPT(GPTConfig(**keys)).to(dtype)
+    model(torch.zeros(1, 3, dtype=torch.long))
     assert calls == set(used.split())
+    told = {"fla": "fla's kernels", "chunked": "plain PyTorch, chunk by chunk"}
+    expected = [f"recurrence: {told[name]}, in 1 of 1 layers" for name in told if name in calls]
+    assert forms_that_ran(model) == expected

@@ -6,6 +6,9 @@ from unittest import mock
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -85,3 +88,21 @@ def test_the_angles_are_in_one_float32_buffer_that_a_compiled_step_reads_and_no_
     assert not any("cos" in str(node.target) for node in graph.graph.nodes)
     assert {table.dtype for table in model.to(torch.bfloat16).buffers()} == {torch.float32}
     checkpoints.build_model(config, model.state_dict(), "memory")(idx)  # made without a buffer
+
+
+@pytest.mark.parametrize("name", ["softmax", "gla", "gated_deltanet"])
+def test_a_compiler_sees_into_every_norm_and_rotation_and_can_fuse_it_with_what_is_beside_it(name):
+    """Both ways a step is operators of torch, and one of ours, the loss: none of the backwards written by hand is
+    closed to it."""
+    targets = set()
+
+    def seeing(graph, inputs):
+        targets.update(str(node.target).split(".")[0] for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=seeing, decompositions=core_aten_decompositions())
+    model, idx = GPT(GPTConfig(**SMALL | dict(block_size=64), attention=name)), torch.zeros(1, 64, dtype=torch.long)
+    model(idx)  # the first one makes the angles
+    torch.compile(model, backend=backend)(idx, idx).backward()
+    assert targets - {"<built-in function getitem>", "aten", "prims"} == {"nanogate"}

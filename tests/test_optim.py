@@ -73,6 +73,26 @@ def test_the_mean_of_the_gradients_is_nesterovs_with_the_momentum_that_torch_s_m
     assert step[0, 0] / step[0, 1] == pytest.approx(m**2 / (1 + m)) and not step[0, 2:].any()
 
 
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_a_step_that_is_told_of_an_infinity_changes_nothing_and_others_are_as_without_it(bad):
+    (weights, grads), ends = random_steps((6, 8), dtype=torch.float32), []
+    for told in (False, True):
+        (w,) = (nn.Parameter(x.clone()) for x in weights)
+        optimizer = Muon([{"params": [w], "weight_decay": 0.5}], {w: [6]}, 0.02)
+        for (grad,) in grads:
+            if told:
+                before = w.clone()
+                w.grad, optimizer.found_inf = grad.clone(), torch.ones(())
+                w.grad[2, 3] = bad
+                optimizer.step()
+                assert torch.equal(w, before)
+                optimizer.found_inf = torch.zeros(())
+            w.grad = grad.clone()
+            optimizer.step()
+        ends.append((w.detach(), optimizer.state[w]["momentum_buffer"]))
+    assert all(map(torch.equal, *ends))
+
+
 READS = {  # what of a Projection each matrix of the fused projection changes
     "softmax": ["q", "k", "v"], "cosformer": ["q", "k", "v"], "gla": ["q", "k", "v"], "monarch": ["q", "k", "v"],
     "mamba2": ["v skip", "k", "q", "v log_decay"], "deltanet": ["q", "k", "v", "beta"],

@@ -108,3 +108,25 @@ def test_on_a_gpu_heads_are_grouped_for_flash_attention_alone(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, major=major: SimpleNamespace(major=major))
         assert layers.takes_groups(q, None) == expected
     assert not any(layers.takes_groups(*case) for case in ((q, mask), (q.float(), None), (q.repeat(1, 1, 1, 5), None)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("has_sink", [True, False])
+@pytest.mark.parametrize("D", [12, 16])
+def test_a_kernel_of_a_gpu_gets_heads_whose_width_is_a_multiple_of_8(D, has_sink, is_causal, monkeypatch):
+    """Else a window, a sink in float32 or odd heads would have the (T, T) weights made."""
+    (q, k, v), mask = torch.randn(3, 2, 4, T, D).unbind(), None if is_causal else torch.ones(T, T).tril(2).bool()
+    sink = torch.randn(2, 4, T) if has_sink else None
+    widths, kernel = [], F.scaled_dot_product_attention
+
+    def spy(q, *others, **options):
+        widths.append(q.shape[-1])
+        return kernel(q, *others, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    expected = layers.attention(q, k, v, mask, is_causal, sink)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    o = layers.attention(q, k, v, mask, is_causal, sink)
+    torch.testing.assert_close(o, expected)
+    assert widths == [D + has_sink, 16 if D + has_sink <= 16 else 24]
