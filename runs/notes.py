@@ -8,9 +8,10 @@ from model import GPT, MIXERS
 OF_ROPE = {"rope_base", "rope_fraction", "rope_scaling", "rope_factor", "rope_length"}
 WIDTHS = {"delta_key_dim", "delta_value_dim"}
 OF_DELTA_RULE = {"beta_max", "delta_heads", "delta_key_heads", *WIDTHS}
+OF_SOFTMAX = ("softmax", *CLASS_OF.values())  # and its variants
 READ_BY = {  # the keys that some mixers read and others don't
     **dict.fromkeys(
-        ("softmax", *CLASS_OF.values()),
+        OF_SOFTMAX,
         {"n_kv_head", "qkv_bias", "qk_norm", "qk_norm_over", "window", "position", *OF_ROPE},
     ),
     "cosformer": {"levels"},
@@ -68,9 +69,10 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     for _, gate in layers:
         positions.update(gate.positions)
     native = [MIXERS[name].native_gate is not None for name, gate in layers if gate.native]
-    softmax = [
-        word_of(config.position, i) for i, (name, _) in enumerate(layers) if name == "softmax"
-    ]
+    softmax = []  # of each such layer, what `position` says
+    for i, (name, _) in enumerate(layers):
+        if name in OF_SOFTMAX:
+            softmax.append(word_of(config.position, i))
     scaling = config.rope_scaling
 
     unused = {}

@@ -117,7 +117,7 @@ def resume(config: BenchConfig, rows: Rows, words: list[str], attention: str, fo
 
 def tensors_of(folder: str) -> list[torch.Tensor]:
     """Weights and moments of a run."""
-    found = checkpoint.load(Path(folder), parts=checkpoint.ALL)
+    found = checkpoint.load(Path(folder))
     return [
         x
         for x in tree_leaves([found["model"], found["optimizer"]])

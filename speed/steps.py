@@ -33,10 +33,10 @@ KERNELS: dict[str, dict] = {  # {row: what a softmax layer has}
     "causal": {},
     "grouped": dict(n_kv_head=2),
     "window": dict(window="8"),
-    "sink": dict(sink="head"),
-    "window and sink": dict(window="8", sink="head"),
+    "sink": dict(attention="sink_head"),
+    "window and sink": dict(window="8", attention="sink_head"),
     "window, grouped": dict(window="8", n_kv_head=2),
-    "forget gate": dict(forget_gate=True),
+    "forget gate": dict(attention="fox"),
     "soft-cap": dict(attention_softcap=30.0),
 }
 

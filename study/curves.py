@@ -16,6 +16,7 @@ a tie.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -60,16 +61,16 @@ def area(row: dict) -> float | None:
     )
 
 
-def log_steps(row: dict, *where: str | float) -> float:
+def log_steps(row: dict, *where: Any) -> float:
     step = steps_of_path(row, *where)
     return math.log(max(1.0, horizon_of(row) if step is None else step))
 
 
-def lost(row: dict, *where: str | float) -> float:
+def lost(row: dict, *where: Any) -> float:
     return float(steps_of_path(row, *where) is None)
 
 
-def steps_of_path(row: dict, *where: str | float) -> int | None:
+def steps_of_path(row: dict, *where: Any) -> int | None:
     """steps_to, of what stands behind the name of a metric: a threshold, or a part of the text and
     a threshold."""
     *part, threshold = where
