@@ -37,7 +37,7 @@ KERNELS: dict[str, dict] = {  # {row: what a softmax layer has}
     "window and sink": dict(window="8", attention="sink_head"),
     "window, grouped": dict(window="8", n_kv_head=2),
     "forget gate": dict(attention="fox"),
-    "soft-cap": dict(attention_softcap=30.0),
+    "soft-cap": dict(attention="softcap"),
 }
 
 
