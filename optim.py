@@ -33,16 +33,14 @@ def matrices_of(model, with_gates: bool = True) -> dict[Tensor, list[int]]:
     (modded-nanogpt, Marin).
     """
     left_out = set()
-    if not with_gates:
-        left_out = {
-            child for gate in model.modules() if isinstance(gate, Gate) for child in gate.modules()
-        }
-    linears = [
-        module
-        for module in model.blocks.modules()
-        if isinstance(module, nn.Linear) and module not in left_out
-    ]
-    return {linear.weight: getattr(linear, "parts", [linear.out_features]) for linear in linears}
+    for module in model.modules():
+        if isinstance(module, Gate) and not with_gates:
+            left_out.update(module.modules())
+    parts = {}
+    for module in model.blocks.modules():
+        if isinstance(module, nn.Linear) and module not in left_out:
+            parts[module.weight] = getattr(module, "parts", [module.out_features])
+    return parts
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
@@ -92,8 +90,11 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            for p in (p for p in group["params"] if p.grad is not None):
-                state, momentum = self.state[p], group["momentum"]
+            momentum = group["momentum"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
                 mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
