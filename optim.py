@@ -33,16 +33,14 @@ def matrices_of(model, with_gates: bool = True) -> dict[Tensor, list[int]]:
     (modded-nanogpt, Marin).
     """
     left_out = set()
-    if not with_gates:
-        left_out = {
-            child for gate in model.modules() if isinstance(gate, Gate) for child in gate.modules()
-        }
-    linears = [
-        module
-        for module in model.blocks.modules()
-        if isinstance(module, nn.Linear) and module not in left_out
-    ]
-    return {linear.weight: getattr(linear, "parts", [linear.out_features]) for linear in linears}
+    for module in model.modules():
+        if isinstance(module, Gate) and not with_gates:
+            left_out.update(module.modules())
+    parts = {}
+    for module in model.blocks.modules():
+        if isinstance(module, nn.Linear) and module not in left_out:
+            parts[module.weight] = getattr(module, "parts", [module.out_features])
+    return parts
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
@@ -97,24 +95,23 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            # how far the mean goes to the new gradient, the weight along the step, and what is left
-            # of the weight
-            share, rate, kept = (
-                1 - group["momentum"],
-                group["lr"],
-                1 - group["lr"] * group["weight_decay"],
-            )
-            if self.found_inf is not None:
-                skip, first = self.found_inf != 0, group["params"][0]
-                share, rate, kept = (
-                    unless(skip, *pair, first) for pair in ((share, 0.0), (rate, 0.0), (kept, 1.0))
-                )
-            for p in (p for p in group["params"] if p.grad is not None):
+            share = 1 - group["momentum"]  # how far the mean goes to the new gradient
+            rate = group["lr"]
+            kept = 1 - group["lr"] * group["weight_decay"]  # of the weight
+            skip = None if self.found_inf is None else self.found_inf != 0
+            if skip is not None:
+                first = group["params"][0]
+                share = unless(skip, share, 0.0, first)
+                rate = unless(skip, rate, 0.0, first)
+                kept = unless(skip, kept, 1.0, first)
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
                 state = self.state[p]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
                 # inf * 0 would be NaN
-                grad = p.grad if self.found_inf is None else p.grad.masked_fill(skip, 0.0)
+                grad = p.grad if skip is None else p.grad.masked_fill(skip, 0.0)
                 mean = state["momentum_buffer"].lerp_(grad, share)
                 make_step = functools.partial(step_of_matrices, rows=self.parts[p])
                 step = on_whole(make_step, grad.lerp(mean, group["momentum"]))

@@ -64,7 +64,8 @@ def find_data(name: Path | str | None) -> None:
     """Raises UserError, which names the script to run, where a folder that is named holds no data
     set."""
     for folder in parts_of_mixture(name) if name else ():
-        if not os.path.exists(file := Path(folder) / "meta.json"):
+        file = Path(folder) / "meta.json"
+        if not os.path.exists(file):
             raise DataError(f"{file}: no such file", how_to_prepare(folder))
 
 
@@ -86,17 +87,20 @@ def parts_of_mixture(name: Path | str) -> dict[str, int]:
 
 def how_to_prepare(folder: Path | str) -> str:
     """Which data set may be meant, or else which script to run."""
-    for file, words in (
-        ("meta.json", "did you mean {}?"),
-        ("prepare.py", "run python {}/prepare.py"),
-    ):
-        names = [found.parent.name for found in DATA.glob(f"*/{file}")]
-        near = [DATA / name for name in difflib.get_close_matches(Path(folder).name, names, 1, 0.8)]
-        if near and not (
-            file == "meta.json" and os.path.realpath(folder) == os.path.realpath(near[0])
-        ):
-            return words.format(os.path.relpath(near[0]))
+    prepared = nearest_data(folder, "meta.json")
+    if prepared is not None and os.path.realpath(folder) != os.path.realpath(prepared):
+        return f"did you mean {os.path.relpath(prepared)}?"
+    known = nearest_data(folder, "prepare.py")
+    if known is not None:
+        return f"run python {os.path.relpath(known)}/prepare.py"
     return "run python data/<name>/prepare.py"
+
+
+def nearest_data(folder: Path | str, file: str) -> Path | None:
+    """The folder in data/ that has this file and whose name is most like the given folder's."""
+    names = [found.parent.name for found in DATA.glob(f"*/{file}")]
+    near = difflib.get_close_matches(Path(folder).name, names, 1, 0.8)
+    return DATA / near[0] if near else None
 
 
 def find_checkpoint(path: Path | str) -> Path:
@@ -148,11 +152,17 @@ def read_jsonl(file: Path | str, rules: dict | None = None) -> list[dict]:
     """The objects of a file of JSON lines; none where there is no file. A last line that was cut
     short is left out. rules: {name: rule (base/rules.py)} of every object. UserError names a
     damaged line."""
-    *lines, last = read_regular(file, 1 << 30).split(b"\n") if os.path.isfile(file) else [b""]
-    rows = [_object_of(line) for line in (lines if _object_of(last) is None else [*lines, last])]
-    for number, row in enumerate(rows, 1):
+    if not os.path.isfile(file):
+        return []
+    lines = read_regular(file, 1 << 30).split(b"\n")
+    if _object_of(lines[-1]) is None:
+        lines.pop()
+    rows = []
+    for number, line in enumerate(lines, 1):
+        row = _object_of(line)
         if row is None or wrong_field(row, rules or {}):
             raise UserError(f"{file} line {number}: damaged; remove the line")
+        rows.append(row)
     return rows
 
 
@@ -182,18 +192,18 @@ def one_line(words: str, *kinds: type[Exception]) -> Iterator[None]:
         is_ours = isinstance(error, UserError | KeyboardInterrupt | SystemExit | GeneratorExit)
         if is_ours or is_of_memory(error):
             raise
-        reason = (
-            (getattr(error, "strerror", None) or error)
-            if kinds
-            else f"{type(error).__name__}: {error}"
-        )
-        raise UserError(f"{words} ({' '.join(str(reason).split())[:200]})") from None
+        if kinds:
+            reason = str(getattr(error, "strerror", None) or error)
+        else:
+            reason = f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split())
+        raise UserError(f"{words} ({reason[:200]})") from None
 
 
 def write_text(path: Path | str, text: str) -> None:
     """write_whole of a text."""
-    # half a character is no UTF-8
-    write_whole(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+    content = text.encode(errors="backslashreplace")  # half a character is no UTF-8
+    write_whole(path, lambda file: file.write(content))
 
 
 def write_whole(path: Path | str, write: Callable) -> None:
@@ -412,7 +422,8 @@ def open_to_append(path: Path | str) -> IO:
 def open_rows(path: Path | str) -> IO:
     """A file of JSON lines to append to. Its last line is ended, or removed if a kill has cut it
     short."""
-    file, text = open_to_append(path), Path(path).read_bytes()
+    file = open_to_append(path)
+    text = Path(path).read_bytes()
     end = text.rfind(b"\n") + 1
     if _object_of(text[end:]) is None:
         file.truncate(end)
@@ -437,7 +448,8 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
     with that process and its machine. On a file system without such locks nobody is kept out.
     Raises UserError for a file `lock` of somebody else, which stays as it is.
     """
-    path, deadline = Path(folder) / "lock", time.monotonic() + wait
+    path = Path(folder) / "lock"
+    deadline = time.monotonic() + wait
     while True:
         file = _open_lock(path)
         try:
@@ -506,7 +518,8 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
     Returns whether it was one already, whose files the caller may remove. Raises UserError for a
     folder of another kind and, unless overwrite, for one that holds anything else.
     """
-    folder, marker = Path(folder), Path(folder) / MARKER
+    folder = Path(folder)
+    marker = folder / MARKER
     with one_line(f"{folder}: cannot be written", OSError, ValueError):
         folder.mkdir(parents=True, exist_ok=True)
         # the marker is looked for last: a process that shares the folder makes it before anything
@@ -515,9 +528,8 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
         others = [file.name for file in inside if not os.path.isfile(file / MARKER)]
         refuse_no_file(marker)
         if marker.is_file():
-            if (
-                marked := marker.read_text(encoding="utf-8", errors="replace").strip()[:40]
-            ) != kind:
+            marked = marker.read_text(encoding="utf-8", errors="replace").strip()[:40]
+            if marked != kind:
                 raise UserError(
                     f"{folder}: is the folder of another kind of output, {marked!r}; name another folder"
                 )
@@ -541,7 +553,8 @@ def new_folder(folder: Path | str, index: str, old: Iterable[str] = ()) -> Itera
     so that a kill leaves the old files, the new ones, or a folder without an index, which is
     refused.
     """
-    folder, new = Path(folder), Path(folder) / NEW
+    folder = Path(folder)
+    new = folder / NEW
     with one_line(f"{folder}: cannot be written", OSError):
         folder.mkdir(parents=True, exist_ok=True)
     make_folder(new)

@@ -88,11 +88,16 @@ class Rule:
         if not is_kind or self.choices and value not in self.choices:
             return False
         size = len(value) if isinstance(value, str | list | dict) else value
-        return all(
-            keeps(size, limit)
-            for name, keeps in LIMITS.items()
-            if (limit := getattr(self, name)) is not None
-        )
+        for name, limit in self.limits().items():
+            keeps = LIMITS[name]
+            if not keeps(size, limit):
+                return False
+        return True
+
+    def limits(self) -> dict[str, float]:
+        """{name in LIMITS: its value} of those that it has."""
+        every = {name: getattr(self, name) for name in LIMITS}
+        return {name: limit for name, limit in every.items() if limit is not None}
 
     def words(self, value: object = None) -> str:
         """What is allowed. `value` is what was given: it decides the nearest choice."""
@@ -100,16 +105,24 @@ class Rule:
             hint = "" if value is None else did_you_mean(value, self.choices)
             text = f"one of {', '.join(map(str, self.choices))}{hint}"
         else:
-            limits = [(name, x) for name in LIMITS if (x := getattr(self, name)) is not None]
-            # the limits of 64 bits, or of float32, go without saying, but for the one that the
-            # value breaks
-            limits = [(name, x) for name, x in limits if abs(x) < 1 << 50 or breaks(value, name, x)]
-            said = " and ".join(f"{name.replace('_', ' ')} {x}" for name, x in limits)
-            of = " of" * (said[:2] == "at") if self.kind in (int, float) else " of length"
-            text = KINDS[self.kind] + f"{of} {said}" * (said != "" and self.kind is not bool)
-            if self.kind is str and said == "at least 1":
-                text = "a text that is not empty"
-        return text + ", or None" * self.optional
+            text = KINDS[self.kind] + self.words_of_limits(value)
+        return f"{text}, or None" if self.optional else text
+
+    def words_of_limits(self, value: object) -> str:
+        """ " of at least 1 and below 5", or nothing."""
+        limits = []
+        for name, limit in self.limits().items():
+            # the limits of 64 bits, or of float32, go without saying, but for one that is broken
+            if abs(limit) < 1 << 50 or breaks(value, name, limit):
+                limits.append(f"{name.replace('_', ' ')} {limit}")
+        words = " and ".join(limits)
+        if not words or self.kind is bool:
+            return ""
+        if self.kind is str and words == "at least 1":
+            return " that is not empty"
+        if self.kind not in (int, float):
+            return f" of length {words}"
+        return f" of {words}" if words.startswith("at") else f" {words}"
 
 
 def breaks(value: Any, name: str, limit: float) -> bool:
@@ -122,38 +135,52 @@ def wrong_field(value: Any, rule: Any, name: str = "") -> str | None:
     the rule."""
     if rule is object:
         return None
+    if isinstance(rule, dict):
+        return wrong_in_dict(value, rule, name)
+    rule = as_rule(rule)
+    if not rule.allows(value):
+        return wrong(name or "it", value, rule.words(value))
+    if value and rule.items:
+        for i, item in enumerate(value):
+            words = wrong_field(item, rule.items, f"{name}[{i}]")
+            if words:
+                return words
+    return None
+
+
+def as_rule(rule: Any) -> Rule:
+    """The Rule that is meant by a tuple, a set or a list."""
     if isinstance(rule, tuple):
         kind, least, most, *none = rule
-        rule = Rule(kind, at_least=least, at_most=most, optional=bool(none))
-    elif isinstance(rule, set):
-        rule = Rule(str, choices=tuple(sorted(rule)))
-    elif isinstance(rule, list):
+        return Rule(kind, at_least=least, at_most=most, optional=bool(none))
+    if isinstance(rule, set):
+        return Rule(str, choices=tuple(sorted(rule)))
+    if isinstance(rule, list):
         items, least, most = rule
-        rule = Rule(list, at_least=least, at_most=most, items=items)
-    if isinstance(rule, Rule):
-        if not rule.allows(value):
-            return wrong(name or "it", value, rule.words(value))
-        parts = (
-            [(f"{name}[{i}]", part, rule.items) for i, part in enumerate(value)]
-            if value and rule.items
-            else []
-        )
-    elif type(value) is not dict or any(type(key) is not str or len(key) > 99 for key in value):
+        return Rule(list, at_least=least, at_most=most, items=items)
+    return rule
+
+
+def wrong_in_dict(value: Any, rules: dict, name: str) -> str | None:
+    """wrong_field of a dict, whose rules are {"a": rule, "b?": rule, str: the rule of others}."""
+    if type(value) is not dict or any(type(key) is not str or len(key) > 99 for key in value):
         return wrong(name or "it", value, "a dict, its names texts of at most 99 characters")
-    else:
-        named = {key: inner for key, inner in rule.items() if key is not str}
-        rules = dict.fromkeys(value, rule[str]) if str in rule else {}
-        rules |= {
-            key.rstrip("?"): named[key] for key in named if key[-1] != "?" or key[:-1] in value
-        }
-        if missing := next((key for key in rules if key not in value), None):
-            return f"{name or 'it'} has no {missing}"
-        parts = [
-            (f"{name}.{key}" if name else key, value[key], inner) for key, inner in rules.items()
-        ]
-    return next(
-        (words for where, part, inner in parts if (words := wrong_field(part, inner, where))), None
-    )
+    of_key = {}
+    if str in rules:
+        of_key = dict.fromkeys(value, rules[str])
+    for key, rule in rules.items():
+        if key is str:
+            continue
+        plain = key.removesuffix("?")
+        if plain in value:
+            of_key[plain] = rule
+        elif not key.endswith("?"):
+            return f"{name or 'it'} has no {key}"
+    for key, rule in of_key.items():
+        words = wrong_field(value[key], rule, f"{name}.{key}" if name else key)
+        if words:
+            return words
+    return None
 
 
 def wrong(name: str, value: object, allowed: str) -> str:

@@ -51,14 +51,10 @@ def pick_device(name: str) -> str:
     configurator.check_choice("device", kind, ("auto", *has))
     if not has[kind]:
         raise UserError(f"device={name!r}: this machine has none (device=auto takes what there is)")
-    if (
-        kind == "cuda"
-        and index
-        and not (index.isdecimal() and int(index) < torch.cuda.device_count())
-    ):
-        raise UserError(
-            f"device={name!r}: this machine's last one is cuda:{torch.cuda.device_count() - 1}"
-        )
+    if kind == "cuda" and index:
+        n = torch.cuda.device_count()
+        if not index.isdecimal() or int(index) >= n:
+            raise UserError(f"device={name!r}: this machine's last one is cuda:{n - 1}")
     return name
 
 
@@ -80,11 +76,8 @@ def fastest_dtype(device: str) -> str:
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     if device == "mps":
         return "float32"
-    return (
-        "bfloat16"
-        if gemm_rate(device, "bfloat16") > 1.3 * gemm_rate(device, "float32")
-        else "float32"
-    )
+    is_faster = gemm_rate(device, "bfloat16") > 1.3 * gemm_rate(device, "float32")
+    return "bfloat16" if is_faster else "float32"
 
 
 # FLOP/s of dense matrix products in bfloat16 (V100, T4: float16), by the data sheets. A pattern is
@@ -120,8 +113,9 @@ def peak_flops(device: str, dtype: str) -> tuple[float, str]:
             if re.search(rf"\b{pattern}\b", name):
                 return flops, f"the data sheet's for {name}"
     # what stays in float32, such as the loss, is not slower than this either, where dtype itself is
-    rate, fastest = max((gemm_rate(device, name), name) for name in {dtype, "float32"})
-    return rate, f"a matrix product in {fastest}, measured"
+    rates = {name: gemm_rate(device, name) for name in {dtype, "float32"}}
+    fastest = max(rates, key=rates.get)
+    return rates[fastest], f"a matrix product in {fastest}, measured"
 
 
 def gemm_rate(device: str, dtype: str) -> float:
@@ -168,9 +162,9 @@ def places_of_torchrun() -> tuple[int, ...]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return 0, 1, 0, 1
-    if lacking := [
-        name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
-    ]:
+    needed = (*names, "MASTER_ADDR", "MASTER_PORT")
+    lacking = [name for name in needed if name not in os.environ]
+    if lacking:
         raise UserError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, and {', '.join(lacking)} is not: start several processes "
             "with torchrun, or `unset WORLD_SIZE`"
@@ -188,7 +182,8 @@ def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
     """
     # a shell starts what is in the background deaf to SIGINT: not any more
     asks = [signal.SIGTERM, signal.SIGINT]
-    tells, since = [signal.SIGHUP, signal.SIGUSR1], {}
+    tells = [signal.SIGHUP, signal.SIGUSR1]
+    since: dict = {}  # when each came first
 
     def call(number, frame):
         if number not in since:
@@ -198,8 +193,8 @@ def signals_to(handler: Callable, is_alone: bool = True) -> Iterator[None]:
             tell(f"{signal.Signals(number).name} again: ended at once")
             end_by(number)
 
-    held = asks + [number for number in tells if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, call) for number in held}
+    signals = asks + [number for number in tells if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, call) for number in signals}
     try:
         yield
     finally:
@@ -213,7 +208,9 @@ class Processes(contextlib.AbstractContextManager):
 
     def __init__(self, device_name, threads, wait=MOST_WAIT):
         self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
-        self.is_main, self.signal, self.device = self.rank == 0, 0, pick_device(device_name)
+        self.is_main = self.rank == 0
+        self.signal = 0
+        self.device = pick_device(device_name)
         # gloo, which joins the processes, does not know it
         if self.device == "mps" and self.world_size > 1:
             raise UserError("device='mps': is for one process; with torchrun add --device=cpu")
@@ -224,7 +221,8 @@ class Processes(contextlib.AbstractContextManager):
         self.threads = cpu_threads(threads, self.local_size)
         torch.set_num_threads(self.threads)
         if is_cuda:
-            if self.local_size > (n := torch.cuda.device_count()):
+            n = torch.cuda.device_count()
+            if self.local_size > n:
                 raise UserError(f"{self.local_size} processes for {n} GPUs: lower --nproc_per_node")
             torch.cuda.set_device(self.device)
             # TF32: float32 products would be slow without it
@@ -278,9 +276,8 @@ class Processes(contextlib.AbstractContextManager):
         for rank, (other, host) in enumerate(others, 1):
             if other != first:
                 if isinstance(other, dict):
-                    what = next(
-                        name for name in first | other if first.get(name) != other.get(name)
-                    )
+                    differing = [x for x in first | other if first.get(x) != other.get(x)]
+                    what = differing[0]
                 raise UserError(
                     f"{what} is another one for rank {rank} on {host} than for rank 0 on {first_host}: {advice}"
                 )
@@ -293,13 +290,15 @@ class Processes(contextlib.AbstractContextManager):
     def on_all(self, function: Callable, *args: object) -> Any:
         """Calls it on every process, and returns its own result. A UserError of one of them is
         raised on all."""
-        result, error = None, None
+        result = None
+        error = None
         try:
             result = function(*args)
         except UserError as caught:
             error = caught
-        for failed in filter(None, self.from_all(error)):
-            raise failed
+        for failed in self.from_all(error):
+            if failed is not None:
+                raise failed
         return result
 
     def signals_held(self, what_happens: Callable[[], str]) -> contextlib.AbstractContextManager:
@@ -310,7 +309,7 @@ class Processes(contextlib.AbstractContextManager):
 
         def handler(number):
             self.signal = number
-            second = ". A second SIGTERM or Ctrl-C ends the run at once" * is_alone
+            second = ". A second SIGTERM or Ctrl-C ends the run at once" if is_alone else ""
             if self.is_main:
                 tell(f"{signal.Signals(number).name}: {what_happens()}{second}")
 
@@ -334,7 +333,8 @@ class Processes(contextlib.AbstractContextManager):
 
     def stop_if_signalled(self) -> None:
         """Raises Stopped, on all processes, where any of them has got a signal."""
-        if number := self.any_signal():
+        number = self.any_signal()
+        if number:
             raise Stopped(number)
 
     def __exit__(self, kind, error, trace):
@@ -350,7 +350,8 @@ class Processes(contextlib.AbstractContextManager):
         if error is None:
             torch.distributed.destroy_process_group()
         elif isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
-            minutes, status = MOST_WAIT.total_seconds() / 60, 1
+            status = 1
+            minutes = MOST_WAIT.total_seconds() / 60
             print(
                 f"error: rank {self.rank} has lost the others: one of them has ended, and has printed why, or has not "
                 f"answered for {minutes:g} minutes",

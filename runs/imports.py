@@ -22,12 +22,16 @@ def imported_files(root: Path, scripts: Iterable[str]) -> list[str]:
     A module that is no file under the root, such as torch, is left out. A file that is no valid
     Python has no imports.
     """
-    found = list(dict.fromkeys(scripts))
-    for name in found:  # grows meanwhile
+    found = set(scripts)
+    waiting = list(found)
+    while waiting:
+        name = waiting.pop()
         # of mine/fast/scan.py and of mine/fast/__init__.py ("mine", "fast")
         package = Path(name).parent.parts
         for module in modules_of((root / name).read_bytes(), package):
-            found += [file for file in files_of(root, module) if file not in found]
+            new = set(files_of(root, module)) - found
+            found |= new
+            waiting += new
     return sorted(found)
 
 
@@ -44,10 +48,14 @@ def modules_of(text: bytes, package: tuple[str, ...]) -> list[list[str]]:
         if isinstance(node, ast.Import):
             modules += [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            # one dot is the package itself, each further dot the one around it
-            around = list(package[: len(package) - node.level + 1]) if node.level else []
-            module = around + (node.module.split(".") if node.module else [])
-            modules += [module] + [[*module, alias.name] for alias in node.names]
+            module = []
+            if node.level:  # one dot is the package itself, each further dot the one around it
+                module += package[: len(package) - node.level + 1]
+            if node.module:
+                module += node.module.split(".")
+            modules.append(module)
+            for alias in node.names:
+                modules.append([*module, alias.name])
         elif isinstance(node, ast.Call):
             modules += [name.split(".") for name in names_in_call(node)]
     return modules

@@ -1,5 +1,5 @@
-"""Where the numbers of a run go. To send them somewhere else, too, add a class like TensorBoard and
-its line in LOGGERS: its name is then a choice of the key `logger`.
+"""Where the numbers of a run go. To send them somewhere else, too, add a class like TensorBoard, its
+line in LOGGERS, and its name to the choices of the key `logger` (keys.py).
 
     Logger(config, first_step, kept)    kept: the rows of before, in a run that goes on from first_step
     log(row)                            {"event": "train", "step": 30, "loss": 2.1, ...}

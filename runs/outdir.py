@@ -191,7 +191,8 @@ class OutDir:
         checkpoints.save(file, state)
         if is_best:
             files.link_whole(file, self.path / "ckpt.pt")
-        step, interval = state["iter_num"], self.config.keep_interval
+        step = state["iter_num"]
+        interval = self.config.keep_interval
         if interval is not None and step > 0 and step % interval == 0:
             files.link_whole(file, self.path / kept_checkpoint(step))
 

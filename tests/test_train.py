@@ -22,7 +22,7 @@ from configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs import checkpoint as checkpoints
-from runs import hardware, outdir, parallel
+from runs import hardware, loggers, outdir, parallel
 from runs.imports import imported_files
 
 KEYS = dict(meters=False)
@@ -196,6 +196,25 @@ def test_a_run_writes_its_config_its_code_two_checkpoints_and_every_step_and_eva
     assert [row["lr"] for row in rows if row["event"] == "train"] == rates[:8]
     groups = checkpoint["optimizer"]["param_groups"]
     assert [group["lr"] for group in groups] == [rates[8]] * 2  # of the step that would follow
+
+
+def test_a_logger_of_ones_own_gets_every_row_and_is_closed(run, helpers, monkeypatch):
+    class Mine:
+        def __init__(self, config, first_step, kept):
+            made.append((config.out_dir, first_step, [row["step"] for row in kept]))
+
+        def log(self, row):
+            logged.append(row)
+
+        def close(self):
+            made.append("closed")
+
+    made, logged = [], []
+    monkeypatch.setitem(loggers.LOGGERS, "tensorboard", Mine)  # in place of a choice of its own in keys.py
+    out = run("out", logger="tensorboard", max_iters=4)
+    assert made == [(str(out), 0, []), "closed"] and logged == helpers.metrics(out)
+    run("out", logger="tensorboard", max_iters=5, init_from="resume")
+    assert made[2] == (str(out), 4, [0, 0, 1, 2, 3, 4]) and logged[-1] == helpers.metrics(out)[-1]
 
 
 def test_the_copy_of_the_code_alone_trains_to_the_same_bits(keys, trained, tmp_path, helpers):
