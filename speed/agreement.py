@@ -47,7 +47,7 @@ def fla(config: BenchConfig, rows: Rows) -> None:
         rows.write("fla", "agreement", skipped="fla is not installed")
         return
     recurrent = [name for name in MIXERS if MIXERS[name].longest is None and not has_cache(name)]
-    for mixer in recurrent:
+    for mixer in recurrent[: 2 if config.rehearse else None]:
         rows.attempt(f"{mixer}, fla", compare, config, rows, mixer, "auto", False)
     for mixer in COMPILED[1 : 2 if config.rehearse else None]:
         rows.attempt(f"{mixer}, fla, compiled", compare, config, rows, mixer, "auto", True)

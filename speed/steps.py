@@ -221,7 +221,7 @@ def mixers(config: BenchConfig, rows: Rows) -> None:
 def mixer_alone(config: BenchConfig, rows: Rows, mixer: str, T: int, kernels: str) -> float | None:
     """Tokens a second, and a quarter of the rows where the first try fails, most likely for its
     memory."""
-    if kernels == "auto" and not has_fla() and not config.rehearse:
+    if kernels == "auto" and not has_fla():
         return None  # the same as torch
     row, keys = f"{mixer}, {T:,} tokens, kernels={kernels}", dict(kernels=kernels)
     speed = rows.attempt(row, alone, config, rows, row, mixer, T, keys)

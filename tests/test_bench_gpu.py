@@ -16,10 +16,9 @@ from conftest import ROOT, wait_until
 from test_bench import NANOGPT
 
 import bench
-from base.files import read_jsonl
 from data.pystdlib import prepare as pystdlib
 from model import GPT, MIXERS, GPTConfig
-from ops.kernels import has_fla
+from base.files import read_jsonl
 from speed import agreement, gpu, profiles, rows, scripts, steps
 from speed.config import BenchConfig
 
@@ -61,7 +60,7 @@ def test_the_table_of_agreement_has_every_mixer_both_dtypes_plain_compiled_and_f
     dtypes = ("float32", "bfloat16")
     assert {(name, "kernels=torch", "plain", dtype) for name in MIXERS for dtype in dtypes} < found
     assert {(name, "kernels=torch", "compiled", dtype) for name in ("softmax", "gla") for dtype in dtypes} < found
-    assert {("kda", "kernels=auto", "plain", dtype) for dtype in dtypes} < found
+    assert {("gla", "kernels=auto", "plain", dtype) for dtype in dtypes} < found
     assert ("gla", "kernels=auto", "compiled", "bfloat16") in found
     assert {row["form"] for row in table.values()} == {"attention", "plain PyTorch, chunk by chunk"}
     assert all(("decoding" in row) == ("plain" in name) for name, row in table.items())
@@ -323,8 +322,9 @@ def test_a_mixer_whose_step_does_not_fit_is_tried_with_a_quarter_of_the_rows(cpu
 
     monkeypatch.setattr(steps, "alone", alone)
     assert steps.mixer_alone(cpu, rows.Rows(cpu, "mixers"), "gla", 4096, "torch") == 5.0 and asked == [None, 1]
+    assert steps.mixer_alone(cpu, None, "gla", 4096, "auto") is None  # without fla it is the same
     monkeypatch.setattr(cpu, "rehearse", False)
-    assert steps.sizes(cpu, 4096)[0] == 3 and steps.mixer_alone(cpu, None, "gla", 4096, "auto") is None or has_fla()
+    assert [steps.sizes(cpu, T)[0] * T for T in steps.LENGTHS] == [12_288, 12_288]
 
 
 def test_what_docs_gpu_expects_follows_from_the_model_and_the_card():
