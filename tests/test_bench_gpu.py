@@ -16,9 +16,9 @@ from conftest import ROOT, wait_until
 from test_bench import NANOGPT
 
 import bench
+from base.files import read_jsonl
 from data.pystdlib import prepare as pystdlib
 from model import GPT, MIXERS, GPTConfig
-from base.files import read_jsonl
 from speed import agreement, gpu, profiles, rows, scripts, steps
 from speed.config import BenchConfig
 
