@@ -123,18 +123,18 @@ def after(file, before, new):
 
 
 def blocks_of_readme():
-    """The edits that the README shows: a gate activation, a mixer, a data set and the optimizer."""
+    """The edits that the README shows: a gate activation, a mixer, the loss, a data set and the optimizer."""
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    activation, mixer, data, optimizer = blocks_of_readme()
-    assert all(len(code.splitlines()) < 25 for code in (activation, mixer, data, optimizer))
+    activation, mixer, loss, data, optimizer = blocks_of_readme()
+    assert all(len(code.splitlines()) < 25 for code in (activation, mixer, loss, data, optimizer))
     folder = tmp_path_factory.mktemp("edited") / "copy"
     left_out = shutil.ignore_patterns(".*", "out", "results", "docs", "*.npy", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=left_out)
-    for name, code in (("gate.py", activation), ("model.py", "\n\n".join([mixer, *map(text_of, BUDGET)]))):
+    for name, code in (("gate.py", activation), ("model.py", "\n\n".join([mixer, loss, *map(text_of, BUDGET)]))):
         with open(folder / name, "a", encoding="utf-8") as file:
             file.write("\n\n" + code)
     # a position of the gate and a norm of the readout are a line or two
@@ -204,9 +204,20 @@ def test_an_edited_mixer_keeps_the_contract_of_all_mixers(copy, gates):
     assert "no mixer here has weights" in printed
 
 
+def test_the_readme_s_loss_is_that_of_the_tokens_and_the_square_of_the_logits_log_sum(monkeypatch):
+    monkeypatch.setattr(GPT, "loss", GPT.loss)  # and back again behind the test
+    exec(blocks_of_readme()[2], dict(vars(model)))
+    gpt, idx = off_its_start(make_config(), noise=0.2), torch.randint(50, (2, T))
+    targets = idx.masked_fill(idx % 2 == 0, -100)
+    logits = gpt(idx)
+    z = logits[targets != -100].logsumexp(-1)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + 1e-4 * z.square().mean()
+    torch.testing.assert_close(gpt(idx, targets), expected)
+
+
 def test_a_run_with_the_readme_s_optimizer_resumes_to_the_bit(mqar, helpers, tmp_path, monkeypatch):
     names = {"torch": torch}
-    exec(blocks_of_readme()[3], names)
+    exec(blocks_of_readme()[4], names)
     monkeypatch.setattr(train, "make_optimizers", names["make_optimizers"])
     whole = helpers.train(mqar, tmp_path / "whole", gate="elementwise", max_iters=4)
     helpers.train(mqar, tmp_path / "half", gate="elementwise", max_iters=2, lr_decay_iters=4)
