@@ -305,6 +305,7 @@ class Run:
     saved_step: int | None = None
     best_val_loss: float = math.inf
     evaluations: list[dict] = dataclasses.field(default_factory=list)
+    seconds_before: float = 0.0  # of training, before it was stopped
     started: float = 0.0  # as if the run had never stopped
     eval_seconds: float = 0.0
     # the first step whose loss or gradient was not finite, or -1; on the device, so that nothing
@@ -328,6 +329,15 @@ def make_run(
     step_model = parallel.share_out(model, config, processes, compiled, dtype)
     optimizers = make_optimizers(model, config, processes.device_type)
     scale_new(optimizers, new_parameters, config.new_lr_scale)
+    scaler = torch.amp.GradScaler(processes.device_type, enabled=dtype == "float16")
+    if resumed is not None:
+        restore(resumed, model, optimizers, out.path / "ckpt.pt", scaler)
+    elif source is not None and config.keep_moments:
+        restore(source, model, optimizers, config.init_from)
+    for checkpoint in (resumed, source):
+        if checkpoint is not None:  # main has the dicts: each process would keep these in RAM
+            checkpoint.pop("model", None)
+            checkpoint.pop("optimizer", None)
     load = functools.partial(load_batches, dataset, config, processes, compiled)
     run = Run(
         config=config,
@@ -339,28 +349,20 @@ def make_run(
         step_model=step_model,
         compiled=compiled,
         optimizers=optimizers,
-        scaler=torch.amp.GradScaler(processes.device_type, enabled=dtype == "float16"),
+        scaler=scaler,
         new_parameters=new_parameters,
         read=functools.partial(read_ahead, reader, load, processes),
         peak=peak_flops(processes.device_type, dtype),
         run_id=processes.from_main(uuid.uuid4().hex),
-        started=time.perf_counter(),
         bad_step=torch.tensor(-1, device=processes.device),
     )
     if resumed is not None:
-        restore(resumed, model, optimizers, out.path / "ckpt.pt", run.scaler)
         run.run_id = resumed["run_id"]
         run.step = resumed["iter_num"]
         run.saved_step = run.step
         run.best_val_loss = float(resumed["best_val_loss"])
         run.eval_seconds = float(resumed["eval_seconds"])
-        run.started -= float(resumed["seconds"])
-    elif source is not None and config.keep_moments:
-        restore(source, model, optimizers, config.init_from)
-    for checkpoint in (resumed, source):
-        if checkpoint is not None:  # main has the dicts: each process would keep these in RAM
-            checkpoint.pop("model", None)
-            checkpoint.pop("optimizer", None)
+        run.seconds_before = float(resumed["seconds"])
     if processes.is_main:
         print_start(run, start, notes_of_model)
     write_start(run)
@@ -464,6 +466,7 @@ def train(run: Run, signals: contextlib.ExitStack) -> None:
         mininterval=0.1 if sys.stderr.isatty() else 30,  # a log file gets a line every 30 s
     )
     logged_at = (first_step, time.perf_counter())
+    run.started = logged_at[1] - run.seconds_before
     # before, a signal ends the run: nothing is lost
     signals.enter_context(processes.signals_held(lambda: what_a_signal_does(run)))
 

@@ -3,7 +3,7 @@
     save("out/ckpt.pt", {"model": weights, ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
 
-FIELDS lists what one of train.py's holds. A folder that export.py wrote has model, model_args,
+FIELDS and OF_A_RUN list what one of train.py's holds. A folder that export.py wrote has model, model_args,
 iter_num, data and dtype, and is loaded in the same way. Both have a format number. A folder of
 transformers is read as export.py --from_hf reads it (hub/huggingface.py).
 """
@@ -40,7 +40,7 @@ SCALER = {  # of float16; in another dtype it is off, and has no state
     "scale": Rule(float, above=0, at_most=1e38), "growth_factor": (float, 1, 1e9), "backoff_factor": (float, 1e-9, 1),
     "growth_interval": (int, 1, 1 << 60), "_growth_tracker": (int, 0, 1 << 60),
 }  # fmt: skip
-# what a checkpoint holds beside "model", its weights; rules.wrong_field says how the table is read
+# what a checkpoint holds beside "model", its weights; rules.wrong_field says how the tables are read
 FIELDS = {
     "format?": (int, 0, 1 << 30),
     "model_args": (dict, 0, 999),
@@ -57,7 +57,9 @@ FIELDS = {
         "alphabet?": (str, 1, MAX_VOCAB),
         "mask_documents?": (bool, 0, 1),
     },
-    # and what a run goes on from
+}
+# and what a run goes on from
+OF_A_RUN = {
     "config?": {str: object},
     "new?": [TEXT, 0, 1 << 20],  # the parameters that the weights it started from lacked
     "optimizer?": {"state": {str: (dict, 0, 99)}},  # resume.check_moments looks at the tensors
@@ -101,10 +103,13 @@ def load(path: Path | str, mapped: bool = False) -> dict:
             f"{path}: its tensors are in shards beside it; export.py --whole of commit {LAST_WITH_SHARDS} makes "
             "one file of them, and this version reads that"
         )
+    wrong = wrong_field(checkpoint, OF_A_RUN)
+    if wrong:
+        raise UserError(f"{path}: no run has written this ({wrong})")
     check_tensors(checkpoint["model"], path)
     with one_line(f"{path}: cannot be read"):
         for name in ("model_args", "config"):
-            if isinstance(checkpoint.get(name), dict):
+            if name in checkpoint:
                 checkpoint[name] = keys_of_today(checkpoint[name])
     return checkpoint
 

@@ -25,6 +25,7 @@ READ_BY = {  # the keys that some mixers read and others don't
     "deltaproduct": OF_DELTA_RULE,
     "monarch": set(),
 }  # fmt: skip
+DELTA_RULE = {name for name, keys in READ_BY.items() if "delta_heads" in keys}
 OF_GATES = {"gate_activation", "gate_rank", "gate_input", "gate_bias"}
 
 
@@ -85,11 +86,15 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
             read.add("position")  # the model's, in front of any mixer
         unused = dict.fromkeys(sorted(every - read), "no layer reads it")
     has_rope = "rope_scaling" not in unused
+    has_widths = config.delta_key_dim is not None and config.delta_value_dim is not None
+    has_sizes = has_widths and config.delta_heads is not None
     rows = [
         (config.mlp == "none", ["mlp_ratio", "mlp_width"], "mlp is none"),
         (config.mlp_width is not None, ["mlp_ratio"], "mlp_width is given"),
         (not config.qk_norm, ["qk_norm_over"], "qk_norm is false"),
         (config.bias, ["qkv_bias"], "bias is true"),
+        (has_widths and mixers <= DELTA_RULE | {"gla"}, ["head_dim"], "both widths are given"),
+        (has_sizes and mixers <= DELTA_RULE, ["n_head"], "delta_heads is given"),
         (has_rope and scaling == "none", ["rope_factor"], "rope_scaling is none"),
         (
             has_rope and scaling not in WITH_ROPE_LENGTH,

@@ -108,10 +108,6 @@ def test_the_tables_name_keys_and_mixers_that_there_are():
     assert named <= {field.name for field in dataclasses.fields(GPTConfig)} and READ_BY.keys() == MIXERS.keys()
 
 
-# whether each head's sizes are all given, which leaves nothing for n_head and head_dim to say, is not looked at
-NOT_NOTICED = {"n_head", "head_dim"}
-
-
 @pytest.mark.parametrize("keys", SITUATIONS, ids=str)
 def test_the_keys_called_unused_are_those_whose_change_changes_nothing_and_of_a_mixer_of_your_own_no_key_is(
     keys, monkeypatch
@@ -128,6 +124,6 @@ def test_the_keys_called_unused_are_those_whose_change_changes_nothing_and_of_a_
         if others:
             changes_nothing = all(is_same(base, other) for other in others)
             assert changes_nothing or key not in unused, (key, unused[key])
-            assert key in unused or is_own or key in NOT_NOTICED or not changes_nothing, key
+            assert key in unused or is_own or not changes_nothing, key
     if "gate" in keys:
         assert torch.equal(base["logits"], numbers_of(keys | {"gate": "none"})["logits"]) == ("gate" in unused)
