@@ -158,7 +158,9 @@ def beside_nanogpt(config: BenchConfig, rows: Rows, compiled: bool) -> float:
     seconds = interleave(sides, n_pairs(config), config)
     numbers = {name: speed_of(config, side, seconds[name], flops) for name, side in sides.items()}
     for name, side in sides.items():
-        rows.write(f"{name}, {word}", **numbers[name], **costs[name], loss=float(side.loss()))
+        rows.write(
+            f"{name}, {word}", **numbers[name], **costs[name], loss=float(side.loss().detach())
+        )
     if NANOGPT in sides:
         pairs = zip(seconds[NANOGPT], seconds["ours"], strict=True)
         middle, low, high = median_interval([theirs / ours for theirs, ours in pairs])
