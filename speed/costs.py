@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from keys import CLASS_OF
 from model import GPT, MIXERS, Softmax
 from runs.hardware import gemm_rate, seconds_of
 from speed.config import BenchConfig
@@ -119,7 +120,11 @@ def bench_length(config: BenchConfig, report: Report) -> None:
 
 
 def of_any_length() -> list[str]:
-    return [name for name, mixer in MIXERS.items() if mixer.longest is None]
+    """Mixers that take long texts, without the variants of softmax."""
+    variants = CLASS_OF.values()
+    return [
+        name for name, mixer in MIXERS.items() if mixer.longest is None and name not in variants
+    ]
 
 
 def has_cache(name: str) -> bool:

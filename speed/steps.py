@@ -307,7 +307,8 @@ def attention_kernel(config: BenchConfig, rows: Rows, row: str, keys: dict) -> N
     _, model = sizes(config, 2048)
     batch = random_batch(config, 256, 4, model["block_size"])
     keys = model | dict(n_layer=1, vocab_size=256) | keys
-    side, costs = warmed(lambda: Side(config, "softmax", batch, **keys), config)
+    attention = keys.pop("attention", "softmax")
+    side, costs = warmed(lambda: Side(config, attention, batch, **keys), config)
     with Attention() as seen:
         side()
     ms = 1e3 * min(seconds_of(side, config.device) for _ in range(5))

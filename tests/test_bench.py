@@ -16,6 +16,7 @@ from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig
 from speed import costs, forms, gaterun, measure
 from speed.config import BenchConfig
+from speed.costs import of_any_length
 
 NANOGPT = '''
 from types import SimpleNamespace as GPTConfig
@@ -144,7 +145,8 @@ def test_all_parts_measure_every_mixer_and_claim(small_parts, beside_nanogpt, tm
         assert claim["at_most"] == ("at most" in CLAIMS[claim["name"]])
         assert claim["target"] == round(flops.get(claim["name"], 1.0), 4)
 
-    mixers = [name for name in MIXERS if name != "monarch"]  # its texts have at most 64 tokens
+    mixers = of_any_length()  # monarch's texts have at most 64 tokens
+    assert len(mixers) == 11 and {"softmax", "mamba3"} < set(mixers)
     for part in (parts["length"], parts["decode"]):
         assert {row["mixer"] for row in part["rows"]} == set(mixers)
     names = {name: [ratio["name"] for ratio in part["ratios"]] for name, part in parts.items()}
