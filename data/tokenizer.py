@@ -212,6 +212,10 @@ class FileTokenizer:
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
 
+    def __reduce__(self):
+        """In another process: the library's own copy would forget encode_special_tokens."""
+        return FileTokenizer, (self.file, self.content)
+
     def encode(self, text: str) -> list[int]:
         """Raises UserError for a text on which the tokenizer fails."""
         return self._encode(text, with_special=False)
