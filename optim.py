@@ -95,6 +95,8 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
+            if not group["params"]:  # no gate that is new, say
+                continue
             share = 1 - group["momentum"]  # how far the mean goes to the new gradient
             rate = group["lr"]
             kept = 1 - group["lr"] * group["weight_decay"]  # of the weight

@@ -20,6 +20,7 @@ from small_models import logits_of_pieces, off_its_start
 from test_recurrence import STRONG_DECAYS, as_dtype, definition, error, make_inputs, run
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+import variants  # noqa: F401
 from gate import GATE_ACTIVATIONS
 from model import GPT, GPTConfig
 from ops import kernels, recurrence
