@@ -28,7 +28,7 @@ MAX_VOCAB = 1 << 31  # the most token ids at all
 # a meta.json may come from a stranger, and none of these names leads to another folder
 FILE_NAME = re.compile(r"[\w .-]{1,80}_(\d{4,9}|documents)\.npy|tokenizer\.json")
 
-# What a meta.json holds, as rules of runs/rules.py
+# What a meta.json holds, as rules of base/rules.py
 TEXT = (str, 1, 99)
 COUNT = (int, 1, 1 << 60)
 MANY = 1 << 20
