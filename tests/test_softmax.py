@@ -1,5 +1,6 @@
 """Softmax layers against their definitions, in float64; what torch's kernel gets of them."""
 
+import functools
 from types import SimpleNamespace
 
 import edits
@@ -11,7 +12,8 @@ from test_edits import CLOSE
 from test_model import C, D, H, T, in_pieces, make_config, random_x
 
 import variants
-from model import MIXERS, Softmax
+from mixer import Projection
+from model import GPT, MIXERS, Softmax
 from ops import layers
 from runs.probe import weights_of
 
