@@ -43,8 +43,9 @@ PARTS = dict(
     length=bench_length,
     decode=bench_decode,
     ops=bench_ops,
+    gaterun=bench_gaterun,
+    gpu=bench_gpu,
 )
-PARTS |= dict(gaterun=bench_gaterun, gpu=bench_gpu)
 
 
 def main(argv: list[str]) -> None:

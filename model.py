@@ -133,7 +133,15 @@ class Softmax(Mixer):
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
         i = torch.arange(q.shape[2], device=q.device)
-        scores = layers.scores(q, k, self.mask(i, i, self.window or len(i), p, None))
+        mask = self.mask(i, i, self.window or len(i), p, None)
+        return self.weights(self.scores(q, k, mask), p)
+
+    def scores(self, q, k, mask) -> torch.Tensor:
+        """q (B, H, T, D), k (B, Hk, S, D) -> (B, H, T, S), -inf where a query does not see a key."""
+        return layers.scores(q, k, mask)
+
+    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
+        """Scores (B, H, T, S) -> the weights of the values, of the same shape."""
         return scores.softmax(-1)
 
     @property

@@ -29,28 +29,16 @@ from ops.layers import FusedLinear, RMSNorm, make_conv
 
 
 class WrittenOut(Softmax):
-    """Softmax attention whose (T, T) weights are made: `weights` says how, of the scores."""
-
-    def scores(self, q, k, mask) -> torch.Tensor:
-        """q (B, H, T, D), k (B, Hk, S, D) -> (B, H, T, S), -inf where a query does not see a key."""
-        return layers.scores(q, k, mask)
-
-    def weights(self, scores: torch.Tensor) -> torch.Tensor:
-        return scores.softmax(-1)
+    """Attention whose readout is computed by the (T, T) weights, as a subclass defines `scores` or
+    `weights`: torch's kernels have no other than softmax's."""
 
     @property
     def needs_mask(self) -> bool:
         return True
 
     def attend(self, q, k, v, mask, is_causal: bool, p: Projection) -> torch.Tensor:
-        weights = self.weights(self.scores(q, k, mask))
+        weights = self.weights(self.scores(q, k, mask), p)
         return weights.to(v.dtype) @ layers.for_all_heads(v, q.shape[1])
-
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
-        q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
-        i = torch.arange(q.shape[2], device=q.device)
-        mask = self.mask(i, i, self.window or len(i), p, None)
-        return self.weights(self.scores(q, k, mask))
 
 
 class FoX(WrittenOut):
@@ -89,7 +77,7 @@ class FoX(WrittenOut):
 class Softpick(WrittenOut):
     """Weights relu(e^x - 1) / sum |e^x - 1| (Zuhri et al. 2025), which may all be zero."""
 
-    def weights(self, scores: torch.Tensor) -> torch.Tensor:
+    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
         return softpick(scores)
 
 
@@ -143,17 +131,14 @@ class ZeroSink(Softmax):
         o = layers.attention(q, k, v, mask, is_causal, scale)
         return o[:, :, int(is_causal) :, :D]
 
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
-        """Those of the keys, without the sink's."""
-        q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
-        i = torch.arange(q.shape[2], device=q.device)
-        scores = layers.scores(q, k, self.mask(i, i, self.window or len(i), p, None))
+    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
+        """The weights of the keys. The sink's, which writes nothing, is left out."""
         scores = torch.cat([scores, p.sink[..., None].to(scores.dtype)], dim=-1)
         return scores.softmax(-1)[..., :-1]
 
 
 class HeadSink(ZeroSink):
-    """A trained logit for each head, as in gpt-oss (2025)."""
+    """The sink's logit is a trained number for each head, as in gpt-oss (2025)."""
 
     def __init__(self, config, gate):
         super().__init__(config, gate)
@@ -173,7 +158,7 @@ class SinkLogit(nn.Module):
 
 
 class TokenSink(ZeroSink):
-    """W x of the query's token, as in Inkling 2."""
+    """The sink's logit is W x, with x of the query's token, as in Inkling 2."""
 
     def __init__(self, config, gate):
         super().__init__(config, gate)
