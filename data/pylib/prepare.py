@@ -6,6 +6,9 @@ large as data/pystdlib.
     python data/pylib/prepare.py
     python data/pylib/prepare.py --tokenizer=bpe:4096 --out_dir=data/pylib_bpe4096
 
+With Python 3.11.7 and the pinned packages the first has 108.8 MB for training and 2.2 for validation, the second 32.8
+and 0.65 million tokens of 4,096 ids.
+
 What is left out, and how training is told from validation, are the rules of data/pystdlib: no
 tests, tables, generated files or near-duplicates (also of the standard library's files), and
 validation is whole packages and top-level modules, the same for every seed. Files come from what
