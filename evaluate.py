@@ -123,9 +123,8 @@ def score(model: Any, batches: Iterable[tuple], *, block_size: int) -> dict:
         inputs, targets = inputs.to(device), targets.to(device)
         labelled = targets != IGNORE
         if is_gpt:
-            chunks = map(
-                model.logits, model.features(inputs, only=labelled)[0][0].split(CHUNK_TOKENS)
-            )
+            hidden = model.features(inputs)[0][labelled]
+            chunks = map(model.logits, hidden.split(CHUNK_TOKENS))
         else:
             chunks = model(inputs)[labelled].float().split(CHUNK_TOKENS)
         scores = []

@@ -182,7 +182,7 @@ class NanogateLM(TemplateLM):
                 if n:
                     idx = torch.tensor(list(starts), device=device)
                     # for the state alone
-                    model.features(idx, state, only=torch.zeros_like(idx, dtype=torch.bool))
+                    model.features(idx, state)
                 for i in range(0, len(order), self.batch_size):
                     batch = order[i : i + self.batch_size]
                     of_row = torch.tensor(

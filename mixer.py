@@ -81,10 +81,9 @@ class Mixer(nn.Module):
     projection.
 
     A subclass declares what was published (the class attributes) and computes q, k and v from x
-    (`project`). `y = mixer(x, state=None, start=0, only=None)`: x and y are (B, T, C), and start is
-    the position of x[:, 0]. state: None for a text read in one call; otherwise what `init_state`
-    made, which every call updates in place. only: (B, T), true for M tokens; y is then (1, M, C),
-    their outputs alone.
+    (`project`). `y = mixer(x, state=None, start=0)`: x and y are (B, T, C), and start is the
+    position of x[:, 0]. state: None for a text read in one call; otherwise what `init_state` made,
+    which every call updates in place.
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
@@ -199,17 +198,15 @@ class Mixer(nn.Module):
         writes it back."""
         raise NotImplementedError
 
-    def forward(self, x, state=None, start=0, only=None):
+    def forward(self, x, state=None, start=0):
         p = self.gated_projection(x, state, start)
         # (B, T, H, Dv), with a denominator (B, T, H, Dv + 1)
-        o, skip = self.read(p, state, start), p.skip
-        if only is not None:  # no step below mixes tokens
-            o, x, skip = (y if y is None else y[only][None] for y in (o, x, skip))  # (1, M, ...)
+        o = self.read(p, state, start)
         if self.norm_kind == "denominator":
             o, denominator = o.split([self.value_width, 1], dim=-1)
             o = o / self.gated("denominator", denominator, x).clamp(min=DENOMINATOR_MIN)
-        if skip is not None:
-            o = o + skip
+        if p.skip is not None:
+            o = o + p.skip
         for gate in self.before_norm:
             o = gate(o, x)
         gates = self.after_norm

@@ -408,16 +408,6 @@ class MLP(nn.Module):
     n_idle = 0
     # as a mixer's: a product over the tokens of one expert rounds by how many they are
     tolerance = 0.0
-    # whether a token's output depends on that token alone, and nothing else on how many there are:
-    # the last layer then leaves out the tokens whose output nobody asks for. Not so: a token shift,
-    # or a loss over all tokens
-    is_per_token = True
-
-    def __init_subclass__(cls):
-        """A class with a `forward` of its own is not per token, unless it says that it is."""
-        super().__init_subclass__()
-        if "forward" in vars(cls):
-            cls.is_per_token = vars(cls).get("is_per_token", False)
 
     def __init__(self, config, hidden):
         super().__init__()
@@ -436,7 +426,6 @@ class SwiGLU(MLP):
     """W (silu(G x) * U x)."""
 
     n_matrices = 3
-    is_per_token = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.silu(self.glu(x)) * self.up(x))
@@ -467,17 +456,9 @@ class Block(nn.Module):
                 raise UserError("match_params=True: the gate has more parameters than the MLP")
         self.mlp = make_mlp(config, hidden)
 
-    @property
-    def is_per_token(self) -> bool:
-        """Whether what comes behind the mixer may be computed of some tokens alone."""
-        return self.mlp is None or getattr(self.mlp, "is_per_token", False)
-
-    def forward(self, x, state=None, start=0, only=None):
-        """only: as in Mixer, for a block that is_per_token."""
-        y = self.mixer(x if self.post_norm else self.norm_1(x), state, start, only)
-        x = (x if only is None else x[only][None]) + self.dropout(
-            self.norm_1(y) if self.post_norm else y
-        )
+    def forward(self, x, state=None, start=0):
+        y = self.mixer(x if self.post_norm else self.norm_1(x), state, start)
+        x = x + self.dropout(self.norm_1(y) if self.post_norm else y)
         if self.mlp is None:
             return x
         y = self.norm_2(self.mlp(x)) if self.post_norm else self.mlp(self.norm_2(x))
@@ -574,15 +555,11 @@ class GPT(nn.Module):
             p.copy_(start)
 
     def features(
-        self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0, only=None
-    ) -> tuple:
+        self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0
+    ) -> tuple[torch.Tensor, list[dict] | None]:
         """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is
-        updated in place.
-
-        only: (B, T), true for M tokens; the hidden states are then theirs, (1, M, C), and the last
-        block computes no others if it may. Raises UserError where cosformer or learned positions
-        would go past block_size.
-        """
+        updated in place. Raises UserError where cosformer or learned positions would go past
+        block_size."""
         x = self.wte(idx)
         if self.wpe is not None:
             end = start + idx.shape[1]
@@ -592,12 +569,8 @@ class GPT(nn.Module):
                 )
             x = x + self.wpe.weight[start:end]
         x = self.dropout(x)
-        computed = only if self.blocks[-1].is_per_token else None
         for i, block in enumerate(self.blocks):
-            is_last = i == len(self.blocks) - 1
-            x = block(x, None if state is None else state[i], start, computed if is_last else None)
-        if only is not None and computed is None:
-            x = x[only][None]
+            x = block(x, None if state is None else state[i], start)
         return self.norm(x), state
 
     @property
@@ -632,13 +605,7 @@ class GPT(nn.Module):
         """
         if targets is None:
             return self.logits(self.features(idx)[0])
-        only = targets != IGNORE
-        # on a GPU the host would wait for M, and torch.compile would compile again for every new M
-        if only.device.type != "cpu" or torch.compiler.is_compiling() or only.all():
-            only = None
-        x, _ = self.features(idx, only=only)
-        if only is not None:
-            targets = targets[only][None]
+        x, _ = self.features(idx)
         total = self.loss(x, targets)
         labels = (targets != IGNORE).sum()
         if self.training:

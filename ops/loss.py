@@ -33,9 +33,15 @@ def cross_entropy_sum(
     softcap c the logits are c * tanh(logits / c). Under autocast the operands of the product are
     cast to its dtype, and all else is float32.
     """
-    return ChunkedCrossEntropy.apply(
-        x.flatten(0, -2), weight, targets.flatten(), vocab_size, softcap
-    )
+    x = x.flatten(0, -2)
+    targets = targets.flatten()
+    # rows of a task have few labels. A GPU would wait for their number, and a compiler begin anew
+    if x.is_cpu and not torch.compiler.is_compiling():
+        labelled = targets != IGNORE
+        if not labelled.all():
+            x = x[labelled]
+            targets = targets[labelled]
+    return ChunkedCrossEntropy.apply(x, weight, targets, vocab_size, softcap)
 
 
 class ChunkedCrossEntropy(Function):

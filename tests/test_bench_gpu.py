@@ -75,11 +75,11 @@ WRONG = {  # what a card may compute wrongly, and how it shows
 }
 
 
-def forgetful(features, idx, state=None, start=0, only=None):
+def forgetful(features, idx, state=None, start=0):
     """A cache that has lost what a step reads."""
     for tensor in (tensor for layer in state or [] for tensor in layer.values()):
         tensor.zero_()
-    return features(idx, state, start, only)
+    return features(idx, state, start)
 
 
 @pytest.mark.parametrize("what", WRONG)

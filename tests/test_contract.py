@@ -275,9 +275,7 @@ def test_past_block_size_a_state_does_what_past_block_size_declares(about):
 
 @every_case
 @torch.no_grad()
-def test_the_loss_is_the_same_whether_the_last_layer_computes_all_tokens_or_those_with_a_label(about):
-    """The first on a GPU and compiled, the second on a CPU: so no step behind a mixer's `read` may mix tokens, and no
-    MLP that says is_per_token, nor may such an MLP count them."""
+def test_the_loss_is_the_mean_over_the_tokens_that_have_a_label(about):
     model = make_model(about).train()
     targets = IDX.roll(-1, 1).masked_fill(IDX % 3 > 0, IGNORE)
     expected = F.cross_entropy(model(IDX).flatten(0, 1), targets.flatten())

@@ -62,8 +62,8 @@ class GatedMLP(MLP):
         return self.gate(super().forward(x)[:, :, None], x).squeeze(2)
 
 
-def block_with_a_gate_behind_the_mlp(block, x, state=None, start=0, only=None):
-    x = x + block.mixer(block.norm_1(x), state, start, only)
+def block_with_a_gate_behind_the_mlp(block, x, state=None, start=0):
+    x = x + block.mixer(block.norm_1(x), state, start)
     inner = block.norm_2(x)
     return x + block.mixer.gated("mlp", block.mlp(inner)[:, :, None], inner).squeeze(2)
 

@@ -119,7 +119,8 @@ def test_compiled_it_is_the_same_and_its_graph_does_not_grow_with_the_tokens(sof
         compiled = torch.compile(cross_entropy_sum, backend=aot_autograd(fw_compiler=counting), dynamic=False)
         inputs = make_inputs(tokens, share_ignored=0.3)
         ours = with_gradients(compiled, *inputs, softcap=softcap)
-        torch.testing.assert_close(ours, with_gradients(cross_entropy_sum, *inputs, softcap=softcap), rtol=0, atol=0)
+        plain = with_gradients(cross_entropy_sum, *inputs, softcap=softcap)  # of the labelled tokens alone
+        torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-15)
         with torch.no_grad():
             assert compiled(*inputs, vocab_size=40, softcap=softcap) == ours[0]
     assert len(sizes) >= 4 and max(sizes) < 20 and sizes[: len(sizes) // 2] == sizes[len(sizes) // 2 :]

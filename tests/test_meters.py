@@ -49,17 +49,16 @@ STREAMS = 3
 class Streams(Block):
     """A block of hyper-connections, whose hidden state (B, T, STREAMS, C) has streams that it mixes."""
 
-    def forward(self, x, state=None, start=0, only=None):
+    def forward(self, x, state=None, start=0):
         return x + (super().forward(x.mean(2), state, start) - x.mean(2))[:, :, None]
 
 
 class Hyper(GPT):
-    def features(self, idx, state=None, start=0, only=None):
+    def features(self, idx, state=None, start=0):
         x = self.wte(idx)[:, :, None].expand(-1, -1, STREAMS, -1)
         for block in self.blocks:
             x = block(x)
-        x = self.norm(x.mean(2))
-        return (x if only is None else x[only][None]), state
+        return self.norm(x.mean(2)), state
 
 
 def test_an_edited_hidden_state_with_an_axis_more_is_one_line_and_trains_without_meters(
