@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 from configurator import UserError, check_choice
 from keys import LayerGate
-from ops import kernels
 
 # {position: the (heads, width) of what it gates in a mixer}; readout to output: G1 to G5 of Qiu et
 # al.
@@ -65,65 +64,35 @@ def is_positive(activation: str) -> bool:
 def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     """Raises UserError for a readout norm or a gate that makes no sense for a mixer. mixer: the
     class called name."""
-    norm, activation = mixer.norm_of(config), config.gate_activation
-    if norm == "denominator" and not mixer.has_positive_weights:
+    if mixer.norm_of(config) == "denominator" and not mixer.has_positive_weights:
         raise UserError(
             f"readout_norm='denominator' makes no sense for {name}: its weights have both signs"
         )
     for position, granularity in gate.positions.items():
         check_choice(f"gate='{granularity}@{position}': position", position, POSITIONS)
-        if has_no_effect(granularity, position, mixer, config):
-            reason = (
-                "has no effect, because a norm behind it cancels a factor that its inputs share"
-            )
-        elif position == "output" and granularity not in ("elementwise", "scalar"):
-            reason = "the output projection has mixed the heads; use elementwise or scalar"
-        elif position == "denominator" and norm != "denominator":
-            reason = f"this mixer has no denominator (its norm is {norm!r})"
-        elif (
-            norm == "denominator"
-            and position in ("query", "key", "denominator")
-            and not is_positive(activation)
-        ):
-            reason = f"gate_activation={activation!r} can make its denominator negative"
-        else:
-            continue
-        raise UserError(f"gate='{granularity}@{position}' of {name}: {reason}")
+        reason = reason_against(granularity, position, mixer, config)
+        if reason:
+            raise UserError(f"gate='{granularity}@{position}' of {name}: {reason}")
 
 
-def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
-    """Whether the gate is a factor that all inputs of the readout's norm share, so that the norm
-    cancels it.
-
-    On the readout it is, if it comes before the norm; on q, k or v, if the readout is linear in it:
-    on q always, on k and v if the gate is static, that is, the same for all tokens. post_norm
-    cancels a factor that all heads share.
-    """
+def reason_against(granularity: str, position: str, mixer, config) -> str:
+    """Why there can be no such gate; nothing where it can."""
     norm = mixer.norm_of(config)
-    if granularity not in ("headwise", "scalar") or not is_factor(config.gate_activation):
-        return False
-    is_shared = position in mixer.linear_in and (
-        position == "query" or config.gate_input == "static"
-    )
-    scales_readout = position == "readout" or is_shared and config.readout_activation == "none"
-    scales_branch = granularity == "scalar" and (
-        position == "output" or scales_readout and not config.bias
-    )
-    if scales_branch and config.post_norm and is_positive(config.gate_activation):
-        return True
-    if norm == "none":
-        return False
-    if granularity == "headwise" and norm != "denominator":
-        with torch.device("meta"):  # for its sizes alone
-            layer = mixer(config, LayerGate(False, {}))
-        if layer.norm_groups not in (None, layer.n_head):
-            return False
-    if position == "readout":
-        return norm != "denominator" and not config.norm_first
-    # v is in the numerator, not in the denominator
-    if position == "value" and norm == "denominator":
-        return False
-    return is_shared
+    activation = config.gate_activation
+    if position == "output" and granularity not in ("elementwise", "scalar"):
+        return "the output projection has mixed the heads; use elementwise or scalar"
+    if position == "denominator" and norm != "denominator":
+        return f"this mixer has no denominator (its norm is {norm!r})"
+    is_in_denominator = norm == "denominator" and position in ("query", "key", "denominator")
+    if is_in_denominator and not is_positive(activation):
+        return f"gate_activation={activation!r} can make its denominator negative"
+    # the norm divides by what all that it reads was multiplied with
+    is_before_norm = position == "readout" and norm == "rms" and not config.norm_first
+    is_before_norm |= position == "query" and norm != "none" and mixer.is_linear_in_query
+    is_shared = granularity == "scalar" or granularity == "headwise" and mixer.norms_each_head
+    if is_before_norm and is_shared and is_factor(activation):
+        return "has no effect, because a norm behind it cancels a factor that its inputs share"
+    return ""
 
 
 class ZeroLinear(nn.Linear):
@@ -160,9 +129,6 @@ class Gate(nn.Module):
         self.down = self.proj = self.static = self.slope = None
         self.static_start = config.gate_bias or 0.0
         is_static = config.gate_input == "static" and not native
-        self.has_kernel = (
-            granularity == "elementwise" and not is_static and self.activation in kernels.FLA_GATES
-        )
         if is_static:
             # flat: a 1-D parameter gets no weight decay
             self.static = nn.Parameter(torch.empty(size))
@@ -180,15 +146,11 @@ class Gate(nn.Module):
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         start.fill_(1.0 if name == "slope" else self.static_start)
 
-    def forward(
-        self, y: torch.Tensor, x: torch.Tensor, norm: nn.RMSNorm | None = None
-    ) -> torch.Tensor:
-        return self.act(y, self.logits(x), norm)
+    def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.act(y, self.logits(x))
 
-    def act(self, y: torch.Tensor, g: torch.Tensor, norm: nn.RMSNorm | None = None) -> torch.Tensor:
+    def act(self, y: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
         """y (B, T, heads, width) and g as logits gives it -> y'. The meters watch this method."""
-        if norm is not None:  # of y, which fla's kernel computes with the gate
-            return kernels.norm_and_gate(y, g, norm, self.activation)
         return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
 
     @property

@@ -97,8 +97,9 @@ class Mixer(nn.Module):
     published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
     native_gate: tuple[str, str] | None = None
-    # a factor on one of these is a factor on the readout
-    linear_in: tuple[str, ...] = ("query", "key", "value")
+    # a factor on q is a factor on the readout, before its norm
+    is_linear_in_query = True
+    norms_each_head = True  # by the readout's RMSNorm; if not, it norms groups of heads
     has_positive_weights = False  # if so, their sum can be the readout's denominator
     A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
     # of S, for a token: 2 to write it, 2 to read it and 1 for its decay, also where that is one
@@ -111,7 +112,7 @@ class Mixer(nn.Module):
         readout."""
         super().__init_subclass__()
         if not vars(cls).keys().isdisjoint(("read", "forward")):
-            cls.linear_in = vars(cls).get("linear_in", ())
+            cls.is_linear_in_query = vars(cls).get("is_linear_in_query", False)
             # None: nothing can show its weights
             cls.explicit_weights = vars(cls).get("explicit_weights")
             cls.has_levels = vars(cls).get("has_levels", False)
@@ -168,12 +169,6 @@ class Mixer(nn.Module):
             width = self.n_head * self.value_width if norm_groups else self.value_width
             self.norm = READOUT_NORMS[self.norm_kind](width, eps=config.norm_eps)
             self.norm.groups = norm_groups or 1
-        is_alone = (
-            type(self.norm) is RMSNorm and not norm_groups and config.readout_activation == "none"
-        )
-        self.is_fused = (
-            self.has_fla and is_alone and any(gate.has_kernel for gate in self.after_norm[:1])
-        )
         self.out_proj = ResidualLinear(
             self.n_head * self.value_width, config.n_embd, bias=config.bias
         )
@@ -209,19 +204,8 @@ class Mixer(nn.Module):
             o = o + p.skip
         for gate in self.before_norm:
             o = gate(o, x)
-        gates = self.after_norm
-        # the norm and the gate behind it in one kernel, which a compiler makes of the plain form by
-        # itself
-        if (
-            self.is_fused
-            and o.is_cuda
-            and o.dtype != torch.float64
-            and not torch.compiler.is_compiling()
-        ):
-            o, gates = gates[0](o, x, self.norm), gates[1:]
-        else:
-            o = self.normed(o)
-        for gate in gates:
+        o = self.normed(o)
+        for gate in self.after_norm:
             o = gate(o, x)
         if self.config.branch_scale != 1:
             o = self.config.branch_scale * o

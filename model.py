@@ -41,7 +41,7 @@ class Softmax(Mixer):
     """
 
     past_block_size = "rolls"
-    linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
+    is_linear_in_query = False  # a gate on q changes the temperature of the softmax
     has_positive_weights = True
     bias: Callable | None = None
 
@@ -243,7 +243,8 @@ class Mamba2(Mixer):
 
     published_norm = "rms"
     native_gate = ("silu", "before norm")
-    linear_in = ("value",)  # the term D x has neither q nor k
+    is_linear_in_query = False  # the term D x has no q
+    norms_each_head = False
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
@@ -286,7 +287,6 @@ class DeltaNet(Mixer):
     """
 
     published_norm = "rms"
-    linear_in = ("query", "value")  # the delta rule is not linear in k
     # S is read once more, for what it holds under k, and each level is written
     flops_per_entry = flops_per_level = 7
     decay: str | None = None  # one per "head" or per "channel" of the keys

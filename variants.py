@@ -19,7 +19,7 @@ from configurator import UserError
 from gate import ZeroLinear
 from keys import GPTConfig
 from mixer import READOUT_NORMS, Mixer, Projection
-from model import KDA, DeltaNet, GatedDeltaNet, Softmax
+from model import KDA, GatedDeltaNet, Softmax
 from ops import layers
 from ops.fast import Product, at_least_float32
 from ops.layers import FusedLinear, RMSNorm, make_conv
@@ -218,7 +218,7 @@ class DeltaProduct(GatedDeltaNet):
     """
 
     n = 2
-    linear_in = DeltaNet.linear_in  # explicit_weights are not (T, T): a token has n values
+    is_linear_in_query = True
 
     def __init__(self, config, gate):
         super().__init__(config, gate, n=self.n)
@@ -262,7 +262,7 @@ class Mamba3(Mixer):
     """
 
     native_gate = ("silu", "after norm")
-    linear_in = ("value",)  # the term D x has neither q nor k
+    is_linear_in_query = False  # the term D x has no q
 
     def __init__(self, config, gate):
         H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
@@ -363,7 +363,7 @@ class Monarch(Mixer):
     """
 
     published_norm = "rms"
-    linear_in = ("query", "key", "value")
+    is_linear_in_query = True
     longest = 64
     m = 8  # sqrt(n)
     flops_per_entry = 4 * m + 6  # of S: two products with blocks, their sigmoids, written and read

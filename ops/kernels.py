@@ -13,7 +13,6 @@ from ops.recurrence import LOG_DECAY_MIN
 
 WANTED = "flash-linear-attention 0.5 or later"  # before 0.4 its delta rule refuses float32
 FLA_DELTA_KEYS = 256  # rows that its state has room for
-FLA_GATES = ("silu", "sigmoid")  # activations that its kernel of norm and gate has
 
 
 @functools.cache  # every layer asks for it
@@ -77,13 +76,3 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
         kernel, log_decay = chunk_gla if beta is None else chunk_kda, F.pad(log_decay, pad_keys)
     o, S = kernel(q, k, v, g=log_decay, **options)
     return o[..., :value_width], S[..., :key_width, :value_width]
-
-
-def norm_and_gate(
-    y: torch.Tensor, g: torch.Tensor, norm: torch.nn.RMSNorm, activation: str
-) -> torch.Tensor:
-    """activation(g) times the RMSNorm of y, in y's dtype, not float64: one kernel each way. y, g
-    (..., D)."""
-    from fla.modules.fused_norm_gate import rms_norm_gated
-
-    return rms_norm_gated(y, g, norm.weight, None, activation, eps=norm.eps)

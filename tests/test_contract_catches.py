@@ -63,8 +63,6 @@ class ForgetsInPieces(Softmax):
             state = {name: tensor.clone() for name, tensor in state.items()}
         return super().read(p, state, start)
 
-    linear_in = ("value",)
-
 
 class RollsUndeclared(Softmax):
     past_block_size = "goes on"
@@ -132,22 +130,18 @@ class OneConvolutionTwice(GLA):
 
 # -- What a class declares ---------------------------------------------------------------------------------------------
 
-LINEAR = "a_factor_on_what_linear_in_names_is_a_factor_on_the_readout"
+LINEAR = "a_factor_on_q_is_a_factor_on_the_readout_where_is_linear_in_query"
 FLOPS = "flops_per_token_are_about_those_counted"
 CAUSAL = "later_tokens_leave_earlier_logits_bit_equal"
 WEIGHTS, DENOMINATOR = "explicit_weights_reproduce_the_readout", "positive_weights_can_be_summed_in_a_denominator"
 
 
 class LinearInQueries(Softmax):
-    linear_in = ("query", "value")
-
-
-class LinearInKeys(DeltaNet):
-    linear_in = ("query", "key", "value")
+    is_linear_in_query = True
 
 
 class LinearInQueriesBesideASkip(Mamba2):
-    linear_in = ("query", "value")
+    is_linear_in_query = True
 
 
 class CostsTwoHundredTimes(GLA):
@@ -172,7 +166,6 @@ class AnotherDenominator(CosFormer):
         o = super().read(p, state, start)
         return torch.cat([o[..., :-1], o[..., -1:] + 1], dim=-1)
 
-    linear_in = ("value",)
     has_levels = True
 
 
@@ -292,9 +285,8 @@ WRONG = [
     (Undeclared, OTHER_STATE, "the state has other tensors than init_state"),
     (KeepsThePrefill, OTHER_STATE, "state['last'] has 512 bytes and keeps 66048 alive: it is a view; store a .clone()"),
     (OneConvolutionTwice, DECODING, ""),
-    (LinearInQueries, LINEAR, "linear_in names 'query', but a factor on it is not one on the readout"),
-    (LinearInKeys, LINEAR, "linear_in names 'key', but a factor on it is not one on the readout"),
-    (LinearInQueriesBesideASkip, LINEAR, "linear_in names 'query'"),
+    (LinearInQueries, LINEAR, "is_linear_in_query=True, but a factor on q is not one on the readout"),
+    (LinearInQueriesBesideASkip, LINEAR, "is_linear_in_query=True"),
     (CostsTwoHundredTimes, FLOPS, "flops_per_token(44): 2.56e+05 FLOPs a token are declared, and"),
     (CostsNothing, FLOPS, "flops_per_token(44): 7.52 FLOPs a token are declared, and"),
     (NegativeWeights, WEIGHTS, "has_positive_weights=True, but some of its explicit_weights are negative"),

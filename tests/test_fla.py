@@ -5,7 +5,6 @@ runs in a process of its own, `interpreter`, and hands numbers back.
 """
 
 import contextlib
-import copy
 import importlib.metadata
 import importlib.util
 import multiprocessing
@@ -16,15 +15,12 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
-from small_models import logits_of_pieces, off_its_start
 from test_recurrence import STRONG_DECAYS, as_dtype, definition, error, make_inputs, run
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import variants  # noqa: F401
-from gate import GATE_ACTIVATIONS
 from model import GPT, GPTConfig
 from ops import kernels, recurrence
-from ops.layers import RMSNorm
 from runs.notes import forms_that_ran
 
 needs_the_kernels = pytest.mark.skipif(
@@ -128,110 +124,6 @@ class Launches(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def norm_and_gate(activation, dtype, width):
-    """(distances of fla's y and gradients to the definition's, how much it launches)"""
-    torch.manual_seed(0)
-    inputs, norm = [torch.randn(2, 7, 3, width, dtype=dtype) for _ in "ogd"], RMSNorm(width, eps=1e-5)
-    torch.nn.init.normal_(norm.weight)
-    act, norm_64, results = GATE_ACTIVATIONS[activation], copy.deepcopy(norm).double(), []
-    for form, weight, dtype_here in (
-        (lambda o, g: kernels.norm_and_gate(o, g, norm, activation), norm.weight, dtype),
-        (lambda o, g: act(norm_64(o), g, None), norm_64.weight, torch.float64),
-    ):
-        o, g, dy = (x.to(dtype_here).requires_grad_() for x in inputs)
-        LAUNCHED.clear()
-        with Launches():
-            y = form(o, g)
-            gradients = torch.autograd.grad(y, (o, g, weight), dy)
-        results.append(([y.detach(), *gradients], len(LAUNCHED)))
-    (ours, launched), (exact, _) = results
-    return dict(zip(("y", "do", "dg", "dw"), map(error, ours, exact), strict=True)), launched
-
-
-@needs_the_kernels
-@pytest.mark.parametrize("width", [5, 520])
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("activation", kernels.FLA_GATES)
-def test_a_norm_and_its_gate_are_one_kernel_each_way_and_a_sum(interpreter, activation, dtype, width):
-    errors, launched = interpreter(norm_and_gate, activation, dtype, width)
-    check(errors, TOLERANCE[dtype])
-    assert launched == 3
-
-
-# -- whole models ------------------------------------------------------------------------------------------------------
-
-
-def models(mixer, dtype, T, **keys):
-    """Distances between a GPT with PyTorch's recurrence and one with fla's. It takes the CPU's tensors for a GPU's."""
-    torch.Tensor.is_cuda, kernels.has_fla = True, lambda: True
-    calls, fla = [], kernels.fla
-    kernels.fla = lambda *args, **keys: calls.append(1) or fla(*args, **keys)
-    try:
-        keys = dict(n_head=2, block_size=T + 3, vocab_size=50, state_size=8, gate="native") | keys
-        results = []
-        for name in ("torch", "fla"):
-            model = off_its_start(GPTConfig(attention=mixer, kernels=name, **keys), dtype)
-            results.append(trained_and_decoded(model, T))
-        assert len(calls) == 2 * keys["n_layer"]  # training and prefill
-    finally:
-        kernels.fla = fla
-        del torch.Tensor.is_cuda
-    return {name: error(x, results[0][name]) for name, x in results[1].items()}
-
-
-def trained_and_decoded(model, T):
-    """The loss and every gradient; the logits of a prefill into the cache, then of three steps."""
-    idx = torch.randint(50, (2, T + 3), generator=torch.Generator().manual_seed(2))
-    loss = model.train()(idx[:, :T], idx[:, 1 : T + 1])
-    loss.backward()
-    logits = logits_of_pieces(model, idx, [T, 1, 1, 1]).unbind(1)
-    return {"loss": loss.detach()} | {name: p.grad for name, p in model.named_parameters()} | dict(enumerate(logits))
-
-
-@needs_the_kernels
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 0.02)])
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_a_model_trains_and_decodes_with_the_kernels(interpreter, mixer, dtype, tolerance):
-    check(interpreter(models, mixer, dtype, T=20, n_layer=1, n_embd=16), tolerance)
-
-
-@torch.no_grad()
-def against_the_naive_form(attention, **keys):
-    from fla.ops.forgetting_attn.naive import naive_forgetting_attn
-    from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product
-    from fla.ops.gdn2.naive import naive_recurrent_gdn2
-
-    config = GPTConfig(attention=attention, n_layer=1, n_embd=64, vocab_size=1, **keys)
-    mixer = GPT(config).blocks[0].mixer
-    n = mixer.sub_tokens
-    p = mixer.project(torch.randn(2, 70, 64), None, 0)
-    if attention == "fox":
-        expected = naive_forgetting_attn(*p[:4])
-    elif attention == "deltaproduct":
-        every_nth = p.q[:, n - 1 :: n], p.k, p.v, p.log_decay[:, ::n], p.beta
-        expected, _ = naive_recurrent_gated_delta_product(*every_nth, 1.0, None, num_householder=n)
-    else:
-        gates = p.erase / p.k, torch.ones_like(p.v)
-        expected = naive_recurrent_gdn2(p.q, p.k, p.v, p.log_decay, *gates, scale=1.0)[0]
-    return {"o": error(mixer.read(p, None, 0), expected)}
-
-
-NAIVE = [
-    dict(attention="fox", n_head=4, n_kv_head=2),
-    dict(attention="deltaproduct", n_head=2, beta_max=2),
-    dict(attention="gated_deltanet2", n_head=2),
-]
-
-
-@needs_the_kernels
-@pytest.mark.parametrize("keys", NAIVE, ids=lambda keys: keys["attention"])
-def test_what_has_no_kernel_is_the_naive_form_of_fla(interpreter, keys):
-    check(interpreter(against_the_naive_form, **keys), 1e-5)
-
-
-# -- when they are used ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("version", "is_used"), [("0.4.2.post1", False), ("0.5", True), ("0.10.1", True)])
 def test_fla_is_used_from_its_lowest_version_on_where_there_is_a_gpu(monkeypatch, helpers, version, is_used):
     monkeypatch.setattr(kernels, "has_fla", kernels.has_fla.__wrapped__)
@@ -244,25 +136,20 @@ def test_fla_is_used_from_its_lowest_version_on_where_there_is_a_gpu(monkeypatch
         GPTConfig(attention="softmax,gla")
 
 
-ON_A_GPU = [  # what a model calls beside torch's functions: a norm and the gate behind it are a kernel of their own
-    ("fla norm_and_gate", dict(attention="gla", kernels="fla")), ("fla norm_and_gate", dict(gate="native")),
-    ("fla norm_and_gate", dict(attention="kda", gate="native+elementwise")), ("chunked", dict(dtype=torch.float64)),
-    ("norm_and_gate", dict(attention="softmax", readout_norm="rms")), ("", dict(attention="softmax")),
-    ("fla", dict(gate="none")), ("fla", dict(gate="headwise")), ("fla", dict(gate_activation="sigmoid2")),
-    ("fla", dict(gate_input="static")), ("fla", dict(norm_first=False)), ("fla", dict(readout_activation="square")),
-    ("chunked", dict(kernels="torch")), ("fla", dict(attention="mamba2")), ("fla", dict(attention="mamba3")),
-    ("fla norm_and_gate", dict(attention="gated_deltanet", head_dim=256)),
-    ("chunked norm_and_gate", dict(attention="gated_deltanet", head_dim=257)),
-    ("chunked norm_and_gate", dict(attention="gated_deltanet2")),
+ON_A_GPU = [  # what a model calls beside torch's functions
+    ("fla", dict(attention="gla", kernels="fla")), ("fla", dict(gate="native")), ("fla", dict(gate="none")),
+    ("fla", dict(attention="kda", gate="native+elementwise")), ("chunked", dict(dtype=torch.float64)),
+    ("", dict(attention="softmax")), ("chunked", dict(kernels="torch")), ("fla", dict(attention="mamba2")),
+    ("fla", dict(attention="mamba3")), ("fla", dict(attention="gated_deltanet", head_dim=256)),
+    ("chunked", dict(attention="gated_deltanet", head_dim=257)), ("chunked", dict(attention="gated_deltanet2")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("used", "keys"), ON_A_GPU)
-def test_a_model_on_a_gpu_uses_fla_where_it_computes_the_mixer_or_its_norm_and_gate(monkeypatch, used, keys):
+def test_a_model_on_a_gpu_uses_fla_where_it_computes_the_mixer(monkeypatch, used, keys):
     calls, chunked = set(), recurrence.chunked
     monkeypatch.setattr(kernels, "has_fla", lambda: True)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    monkeypatch.setattr(kernels, "norm_and_gate", lambda y, *_: calls.add("norm_and_gate") or y)
     for module, name in ((kernels, "fla"), (recurrence, "chunked")):
         monkeypatch.setattr(module, name, lambda *args, name=name, **keys: calls.add(name) or chunked(*args, **keys))
     keys = dict(n_layer=1, n_head=1, n_embd=8, vocab_size=5, attention="gla", gate="elementwise") | keys

@@ -57,7 +57,7 @@ def test_weights_and_linearity_are_inherited_until_the_readout_is_another(part, 
     child = type("Child", (GLA,), {part: lambda self, *args: None})
     for cls in (child, type("Grandchild", (child,), {})):
         assert (cls.explicit_weights is not None) == has_weights
-        assert cls.linear_in == (GLA.linear_in if has_weights else ())
+        assert cls.is_linear_in_query == has_weights
     if not has_weights:
         seen = Seen(child(make_config(), parse_gate("none")), *[None] * (len(Seen._fields) - 1))
         message = helpers.error_of(weights_of, seen)
@@ -375,23 +375,17 @@ def test_what_makes_no_sense_is_refused_in_one_line(keys, words):
 
 WITHOUT_EFFECT = [
     dict(attention="cosformer", gate="headwise@query"),
-    dict(attention="cosformer", gate="scalar@key", gate_input="static"),
-    dict(attention="gla", gate="headwise@value", gate_input="static"),
+    dict(attention="gla", gate="headwise@query"),
     dict(attention="gla", gate="headwise", norm_first=False),
-    dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=8),
-    dict(gate="scalar", post_norm=True), dict(gate="scalar@output", post_norm=True, bias=True),
-    dict(gate="scalar@value", gate_input="static", post_norm=True),
-    dict(attention="gla", gate="scalar@query", readout_norm="none", post_norm=True),
-]  # fmt: skip
+    dict(attention="mamba2", gate="scalar", norm_first=False),
+]
 WITH_EFFECT = [
     dict(attention="cosformer", gate="headwise@value", gate_input="static"),
     dict(attention="gla", gate="headwise@readout+scalar@value"),
     dict(attention="gla", gate="headwise@query", gate_activation="add_silu"),
     dict(attention="gated_deltanet", gate="headwise@key", gate_input="static"),
-    dict(attention="mamba2", gate="headwise", norm_first=False, n_groups=2),
+    dict(attention="mamba2", gate="headwise", norm_first=False),
     dict(attention="gla,cosformer", gate="elementwise", norm_first=False),
-    dict(gate="scalar", post_norm=True, bias=True),
-    dict(gate="scalar@value", gate_input="static", post_norm=True, readout_activation="silu"),
 ]
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from small_models import off_its_start, seen_of
 
-from gate import GATE_ACTIVATIONS, Gate
+from gate import Gate
 from model import MIXERS, GPTConfig, Softmax
-from ops import kernels
 from runs import probe
 from study import interventions
 
@@ -208,23 +207,6 @@ def test_every_mixer_has_every_meter(name):
     elif name == "cosformer":
         kind = "share"
     assert all(layer["sink"]["kind"] == kind for layer in layers)
-
-
-def test_a_norm_and_its_gate_in_one_kernel_have_the_meters_of_the_two(monkeypatch):
-    """A stand-in for the kernel of a GPU."""
-    model, launched = make_model(attention="gla", gate="elementwise"), []
-    expected = probe.layer_meters(model, TOKENS, {}, "float32")
-
-    def norm_and_gate(y, g, norm, activation):
-        launched.append(activation)
-        return GATE_ACTIVATIONS[activation](norm(y), g, None)
-
-    monkeypatch.setattr(kernels, "norm_and_gate", norm_and_gate)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    for block in model.blocks:
-        block.mixer.is_fused = True
-    assert probe.layer_meters(model, TOKENS, {}, "float32") == expected
-    assert launched == ["sigmoid"] * 4  # two layers, in the pass of the meters and in that of the induction score
 
 
 def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
