@@ -186,7 +186,10 @@ class Mixer(nn.Module):
             start.fill_(1.0)
         else:
             kind = type(self).__name__
-            raise UserError(f"{name}: no rule for its start; give {kind} an init_parameter")
+            raise UserError(
+                f"nothing says how {name} starts: give {kind} a method "
+                "init_parameter(name, start, generator)"
+            )
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         """x (B, T, C) -> Projection. If `state` is a dict, a convolution reads its past there and

@@ -4,12 +4,13 @@
     logits = model(idx)                         # (B, T) ids -> (B, T, vocab_size)
     loss = model(idx, targets)                  # nats, mean over the labels that are not -100
 
-The file stands in reading order: the mixers, the GPT. More mixers are in variants.py, what all share
-in mixer.py, the gate in gate.py, the keys in keys.py. A new mixer is one class, whose `project`
-computes q, k and v from x, and one line in MIXERS.
+First come the mixers, then the GPT. What all mixers share is in mixer.py, the gate in gate.py, more
+mixers in variants.py, and the keys of a config in keys.py. To add a mixer, write a class whose
+`project` computes q, k and v from x, and give it a line in MIXERS. To train on another loss, edit
+GPT.loss.
 """
 
-import sys
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -32,49 +33,42 @@ from ops.loss import cross_entropy_sum
 
 
 class Softmax(Mixer):
-    """Softmax attention with RoPE, grouped key/value heads and, if asked for, QK-norm and a window.
+    """Softmax attention with RoPE and grouped key/value heads; QK-norm and a window are optional.
 
-    Its state is the KV cache: a ring of the last keys and values, where a new entry replaces the
-    oldest. A subclass may have a bias(self, i, j) on the scores of queries at positions i (T, 1)
-    for keys at j (S,), of shape (T, S) or (H, T, S); -inf hides a key. Training, prefill, decoding
-    and the explicit weights all ask it. More variants are in variants.py.
+    In decoding the state is a KV cache of the last `cache_size` tokens. For ALiBi or another mask,
+    subclass it and define bias(self, i, j): positions of queries (T, 1) and of keys (S,) -> what is
+    added to the scores, (T, S) or (H, T, S); -inf hides a key. variants.py has more examples.
     """
 
     past_block_size = "rolls"
-    is_linear_in_query = False  # a gate on q changes the temperature of the softmax
+    is_linear_in_query = False  # a factor on q changes the temperature of the softmax
     has_positive_weights = True
     bias: Callable | None = None
-
-    @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
-        if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
-            raise UserError(
-                f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}"
-            )
-        if cls.norm_of(config) == "denominator":
-            raise UserError(
-                f"readout_norm='denominator' makes no sense for {name}: its weights are normed already"
-            )
+    is_written_out = False  # if so, `attend` makes the (T, T) weights
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
-        self.widths = [H * D, Hk * D, Hk * D]
-        self.qkv = FusedLinear(config.n_embd, self.widths, bias=config.bias or config.qkv_bias)
-        self.conv = make_conv(config, sum(self.widths))
+        self.split = [H * D, Hk * D, Hk * D]
+        self.qkv = FusedLinear(config.n_embd, self.split, bias=config.bias or config.qkv_bias)
+        self.conv = make_conv(config, sum(self.split))
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             is_over_all = config.qk_norm_over == "all"
             self.q_norm = RMSNorm(H * D if is_over_all else D, eps=config.norm_eps)
             self.k_norm = RMSNorm(Hk * D if is_over_all else D, eps=config.norm_eps)
         if "rope" in config.position:
-            length = config.rope_length or config.block_size
-            scaling = (config.rope_scaling, config.rope_factor, length)
-            frequencies = (layers.rope_frequencies, config.rotated, config.rope_base, *scaling)
-            self.angles = layers.Angles(*frequencies)
+            self.angles = layers.Angles(
+                layers.rope_frequencies,
+                config.rotated,
+                config.rope_base,
+                config.rope_scaling,
+                config.rope_factor,
+                config.rope_length or config.block_size,
+            )
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.conv(self.qkv(x), state).split(self.widths, dim=-1)
+        qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (-1, self.value_width)) for y in qkv)  # (B, T, H or Hk, D)
         if self.q_norm is not None:
             q = self.normed_over_channels(self.q_norm, q)
@@ -91,58 +85,50 @@ class Softmax(Mixer):
         return norm(at_least_float32(y))
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
-        T, reach = q.shape[2], self.window or q.shape[2]
+        q, k, v = (y.transpose(1, 2) for y in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
+        T = q.shape[2]
+        window = self.window or T
+        needs_mask = self.bias is not None or self.is_written_out
         if state is not None:
-            reach = self.reach
-            in_order = T > 1 or self.needs_mask
-            k = layers.remember(state["k"], k, start, in_order)
+            window = self.cache_size
+            in_order = T > 1 or needs_mask
+            k = layers.remember(state["k"], k, start, in_order)  # (B, Hk, S, D)
             v = layers.remember(state["v"], v, start, in_order)
-        # one query needs no mask, since it sees all that is remembered. Neither do all of a text,
-        # which torch's kernel for causal attention takes
-        is_causal = T > 1 or state is None
-        is_cut = T > reach or (T > 1 and state is not None and start > 0)
+        S = k.shape[2]
+        # torch's kernels need none where a text is read from its start, or one query sees all keys
+        if T > 1 and (S > T or T > window):
+            needs_mask = True
         mask = None
-        if self.needs_mask or is_cut:
-            first = start + T - k.shape[2]  # the position of the oldest key
-            j = torch.arange(first, start + T, device=q.device)
-            mask = self.mask(j[start - first :], j, reach, p, state)
-        return self.attend(q, k, v, mask, is_causal and mask is None, p).transpose(1, 2)
+        if needs_mask:
+            i = torch.arange(start, start + T, device=q.device)
+            j = torch.arange(start + T - S, start + T, device=q.device)
+            mask = self.mask(i, j, window, p)
+        o = self.attend(q, k, v, mask, p)  # (B, H, T, D)
+        return o.transpose(1, 2)
 
-    @property
-    def needs_mask(self) -> bool:
-        """Whether something is added to the scores, which torch's causal kernel cannot do."""
-        return self.bias is not None
-
-    def mask(
-        self, i: torch.Tensor, j: torch.Tensor, reach: int, p: Projection, state: dict | None
-    ) -> torch.Tensor:
-        """Which keys at positions j (S,) the queries at i (T,) see, the last `reach` up to their
-        own: bool (T, S), or with a bias what is added to the scores, float (1, H, T, S)."""
+    def mask(self, i: torch.Tensor, j: torch.Tensor, window: int, p: Projection) -> torch.Tensor:
+        """Which keys at positions j (S,) are seen by queries at i (T,): bool (T, S). With a bias,
+        the float (1, H, T, S) that is added to the scores."""
         distance = i[:, None] - j
-        sees = (distance >= 0) & (distance < reach)
+        sees = (distance >= 0) & (distance < window)
         if self.bias is None:
             return sees
         added = self.bias(i[:, None], j).masked_fill(~sees, -torch.inf)
         return added.expand(1, self.n_head, -1, -1)
 
-    def attend(self, q, k, v, mask, is_causal: bool, p: Projection) -> torch.Tensor:
-        """q (B, H, T, D), k and v (B, Hk, S, D) -> the readout (B, H, T, D)."""
-        return layers.attention(q, k, v, mask, is_causal)
+    def attend(self, q, k, v, mask: torch.Tensor | None, p: Projection) -> torch.Tensor:
+        """q (B, H, T, D), k and v (B, Hk, S, D) -> the readout (B, H, T, D). Without a mask a text
+        is read causally, and a single query sees all keys."""
+        return layers.attention(q, k, v, mask)
 
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
         i = torch.arange(q.shape[2], device=q.device)
-        mask = self.mask(i, i, self.window or len(i), p, None)
-        return self.weights(self.scores(q, k, mask), p)
+        return self.weights(q, k, self.mask(i, i, self.window or len(i), p), p)
 
-    def scores(self, q, k, mask) -> torch.Tensor:
-        """q (B, H, T, D), k (B, Hk, S, D) -> (B, H, T, S), -inf where a query does not see a key."""
-        return layers.scores(q, k, mask)
-
-    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
-        """Scores (B, H, T, S) -> the weights of the values, of the same shape."""
-        return scores.softmax(-1)
+    def weights(self, q, k, mask: torch.Tensor, p: Projection) -> torch.Tensor:
+        """q (B, H, T, D), k (B, Hk, S, D) -> the weights of the values (B, H, T, S), written out."""
+        return layers.scores(q, k, mask).softmax(-1)
 
     @property
     def window(self) -> int | None:
@@ -150,20 +136,32 @@ class Softmax(Mixer):
         return self.config.window_of(self.layer)
 
     @property
-    def reach(self) -> int:
-        """How many keys a query sees in decoding: the length of the ring."""
+    def cache_size(self) -> int:
+        """How many tokens are remembered in decoding."""
         return min(self.window or self.config.block_size, self.config.block_size)
 
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
-        # a head's keys lie side by side in memory: a single query reads them twice as fast
-        shape = (B, self.shapes["key"][0], min(self.reach, length), self.value_width)
+        # (B, Hk, S, D) is read twice as fast for one query as (B, S, Hk, D)
+        shape = (B, self.shapes["key"][0], min(self.cache_size, length), self.value_width)
         return {"k": shape, "v": shape}
 
     def flops_per_token(self, T: int) -> float:
-        """FLOPs for one token: scores and weighted sum over the keys that a query sees on
-        average."""
+        """FLOPs for one token: scores and weighted sum over the keys that a query sees, which are
+        min(t, most) at token t, on average."""
         most = min(T, self.window or T)
-        return 2 * 2 * self.n_head * self.value_width * (most - most * (most - 1) / (2 * T))
+        mean_keys = most - most * (most - 1) / (2 * T)
+        return 2 * 2 * self.n_head * self.value_width * mean_keys
+
+    @classmethod
+    def check(cls, name: str, config: GPTConfig) -> None:
+        if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
+            raise UserError(
+                f"position='rope': rope_fraction * head_dim must be even and at least 2, not {config.rotated}"
+            )
+        if cls.norm_of(config) == "denominator":
+            raise UserError(
+                f"readout_norm='denominator' makes no sense for {name}: its weights sum to one already"
+            )
 
 
 class CosFormer(Mixer):
@@ -171,8 +169,9 @@ class CosFormer(Mixer):
     divided by their sum.
 
     M is block_size and not the length of the input, so that the output of a token does not depend
-    on later tokens. Past M the cosine would turn negative. With the features [q cos, q sin], of
-    width 2D, it is the plain recurrence: cos(a - b) = cos a cos b + sin a sin b.
+    on later tokens. Past M the cosine would turn negative, so positions past it raise. With the
+    features [q cos, q sin], of width 2D, it is the plain recurrence: cos(a - b) = cos a cos b +
+    sin a sin b.
     """
 
     past_block_size = "ends"
@@ -182,7 +181,7 @@ class CosFormer(Mixer):
     def __init__(self, config, gate):
         H, D = config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
-        self.key_width = 2 * D
+        self.key_width = 2 * D  # of the features
         self.qkv = FusedLinear(config.n_embd, [H * D] * 3)
         self.conv = make_conv(config, 3 * H * D)
         self.angles = layers.Angles(layers.quarter_turn, config.block_size)
@@ -195,140 +194,150 @@ class CosFormer(Mixer):
     def gated_projection(
         self, x: torch.Tensor, state: dict | None = None, start: int = 0
     ) -> Projection:
-        """With q and k as features. Raises UserError past M."""
-        p, M, end = (
-            super().gated_projection(x, state, start),
-            self.config.block_size,
-            start + x.shape[1],
-        )
+        """With the gated q and k turned into features: the gates have width D, the features 2D.
+        Raises UserError past M."""
+        p = super().gated_projection(x, state, start)
+        M = self.config.block_size
+        end = start + x.shape[1]
         if end > M:
             raise UserError(
                 f"cosformer: position {end} is past block_size={M}, where its cosine turns negative"
             )
         cos, sin = self.angles(at_least_float32(p.q), start)  # (T, 1, 1)
-        # (B, T, H, 2D)
-        q, k = (CosSinFeatures.apply(at_least_float32(y), cos, sin) for y in (p.q, p.k))
+        q = CosSinFeatures.apply(at_least_float32(p.q), cos, sin)  # (B, T, H, 2D)
+        k = CosSinFeatures.apply(at_least_float32(p.k), cos, sin)
         return p._replace(q=q, k=k)
 
 
 class GLA(Mixer):
-    """Gated linear attention (Yang et al. 2023): a decay per key channel, exp(logsigmoid(W2 W1 x +
-    b) / 16)."""
+    """Gated linear attention (Yang et al. 2023): S_t = diag(a_t) S_{t-1} + k_t v_t^T, o_t = q_t S_t.
+
+    The decay a_t = exp(logsigmoid(W2 W1 x + b) / 16) is one for each channel of the keys.
+    """
 
     published_norm = "rms"
     native_gate = ("silu", "after norm")
+    decay_rank = decay_temperature = 16  # as published
 
     def __init__(self, config, gate):
-        C, H, (Dk, Dv) = config.n_embd, config.n_head, config.delta_widths
+        H = config.n_head
+        Dk, Dv = config.delta_widths
         super().__init__(config, gate, query=(H, Dk), key=(H, Dk), value=(H, Dv))
-        self.split = (H * Dk, H * Dk, H * Dv)
-        self.qkv = FusedLinear(C, self.split)
+        self.split = [H * Dk, H * Dk, H * Dv]
+        self.qkv = FusedLinear(config.n_embd, self.split)
         self.conv = make_conv(config, sum(self.split))
-        self.decay_in = nn.Linear(C, 16, bias=False)
-        self.decay_out = nn.Linear(16, H * Dk)
+        self.decay_in = nn.Linear(config.n_embd, self.decay_rank, bias=False)
+        self.decay_out = nn.Linear(self.decay_rank, H * Dk)
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, Dk or Dv)
-        # (B, T, H, Dk)
         logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))
-        return Projection(
-            q * self.key_width**-0.5, k, v, F.logsigmoid(at_least_float32(logits)) / 16
-        )
+        log_decay = F.logsigmoid(at_least_float32(logits)) / self.decay_temperature
+        return Projection(q * self.key_width**-0.5, k, v, log_decay)  # log_decay (B, T, H, Dk)
 
 
 class Mamba2(Mixer):
-    """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by a group of
-    heads, plus D x."""
+    """Mamba-2 (Dao & Gu 2024): S_t = exp(-dt_t A) S_{t-1} + k_t (dt_t x_t)^T, o_t = q_t S_t + D x_t.
+
+    A and dt are one number a head; q and k (C and B there) are shared by the heads of a group.
+    """
 
     published_norm = "rms"
     native_gate = ("silu", "before norm")
     is_linear_in_query = False  # the term D x has no q
     norms_each_head = False
 
-    @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
-        super().check(name, config)
-        if config.n_groups > 1 and cls.norm_of(config) not in ("rms", "none"):
-            raise UserError(
-                f"n_groups={config.n_groups}: {name}'s readout then has an RMSNorm a group, or none"
-            )
-        if config.expand * config.n_head % config.n_groups:
-            raise UserError(
-                f"n_groups={config.n_groups}: must divide {name}'s {config.expand * config.n_head} heads"
-            )
-
     def __init__(self, config, gate):
         H, D = config.expand * config.n_head, config.head_dim
         G, N = config.n_groups, config.state_size
         super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), norm_groups=G)
-        self.split = (H * D, G * N, G * N)
+        self.split = [H * D, G * N, G * N]
         self.in_proj = FusedLinear(config.n_embd, [*self.split, H])
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
-        self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
+        # Mixer.init_parameter has their starts
+        self.dt_bias = nn.Parameter(torch.empty(H))
+        self.A_log = nn.Parameter(torch.empty(H))
+        self.D = nn.Parameter(torch.empty(H))
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
         v, k, q = F.silu(self.conv(vkq, state)).split(self.split, dim=-1)
-        k, q = (y.unflatten(-1, (-1, self.key_width)) for y in (k, q))  # (B, T, G, N)
+        k = k.unflatten(-1, (-1, self.key_width))  # (B, T, G, N)
+        q = q.unflatten(-1, (-1, self.key_width))
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, D)
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
         dt_v = (dt[..., None] * v).to(v.dtype)
         return Projection(q, k, dt_v, -self.A_log.exp() * dt, skip=self.D[:, None] * v)
 
+    @classmethod
+    def check(cls, name: str, config: GPTConfig) -> None:
+        super().check(name, config)
+        if config.n_groups > 1 and cls.norm_of(config) not in ("rms", "none"):
+            raise UserError(f"n_groups={config.n_groups}: {name} needs readout_norm rms or none")
+        if config.expand * config.n_head % config.n_groups:
+            raise UserError(
+                f"n_groups={config.n_groups}: must divide {name}'s {config.expand * config.n_head} heads"
+            )
+
 
 class DeltaNet(Mixer):
-    """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"): the
-    delta rule on L2-normed q and k. Its subclasses add a decay exp(-A softplus(dt)).
+    """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"):
+    S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = q_t S_t, with L2-normed q and k.
 
-    What S holds under k is multiplied by 1 - beta, with beta = beta_max sigmoid(.): down to -1 with
-    beta_max = 2 (Grazzi et al. 2024, "Unlocking State-Tracking in Linear RNNs Through Negative
-    Eigenvalues").
+    beta = beta_max sigmoid(W x). With beta_max = 2 the eigenvalue 1 - beta can be negative (Grazzi
+    et al. 2024, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues"). Subclasses
+    multiply S_{t-1} by a decay exp(-A softplus(dt)).
     """
 
     published_norm = "rms"
     # S is read once more, for what it holds under k, and each level is written
-    flops_per_entry = flops_per_level = 7
+    flops_per_entry = 7
+    flops_per_level = 7
     decay: str | None = None  # one per "head" or per "channel" of the keys
+    n_steps = 1  # of the delta rule, each with a k, v and beta
 
-    def __init__(self, config, gate, n=1, betas=None):
-        """n: how many keys, values and betas a head has of a token. betas: rows of beta's matrices
-        (None: n of H)."""
+    def __init__(self, config, gate):
         Hk, H, Dk, Dv = config.delta_sizes
         native_rank = Dv if self.decay == "channel" else 0
-        super().__init__(
-            config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank
-        )
-        self.split = (Hk * Dk, n * Hk * Dk, n * H * Dv)
-        betas, dt = betas or [H] * n, [H] * (self.decay == "head")
-        self.parts = [sum(self.split), sum(betas), *dt]
-        self.in_proj = FusedLinear(config.n_embd, [Hk * Dk] * (1 + n) + [H * Dv] * n + betas + dt)
+        shapes: dict = dict(query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv))
+        super().__init__(config, gate, native_rank=native_rank, **shapes)
+        n = self.n_steps
+        self.split = [Hk * Dk, n * Hk * Dk, n * H * Dv]  # q, k, v
+        of_beta = self.beta_widths(config)
+        of_dt = [H] if self.decay == "head" else []
+        self.parts = [sum(self.split), sum(of_beta), *of_dt]
+        of_qkv = [Hk * Dk] * (1 + n) + [H * Dv] * n
+        self.in_proj = FusedLinear(config.n_embd, of_qkv + of_beta + of_dt)
         self.conv = make_conv(config, sum(self.split), published_width=4)
         if self.decay == "channel":
-            self.decay_in, self.decay_out = (
-                nn.Linear(config.n_embd, Dv, bias=False),
-                nn.Linear(Dv, H * Dk, bias=False),
-            )
-        if self.decay:
+            self.decay_in = nn.Linear(config.n_embd, Dv, bias=False)
+            self.decay_out = nn.Linear(Dv, H * Dk, bias=False)
+        if self.decay:  # Mixer.init_parameter has their starts
             self.dt_bias = nn.Parameter(torch.empty(H * Dk if self.decay == "channel" else H))
             self.A_log = nn.Parameter(torch.empty(H))
+
+    def beta_widths(self, config) -> list[int]:
+        """The rows of each matrix that makes a part of beta."""
+        return [config.delta_sizes[1]] * self.n_steps
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
         q, k, v = F.silu(self.conv(qkv, state)).split(self.split, dim=-1)
-        # (B, T, Hk, Dk), k (B, T, n Hk, Dk)
-        q, k = (y.unflatten(-1, (-1, self.key_width)) for y in (q, k))
+        q = q.unflatten(-1, (-1, self.key_width))  # (B, T, Hk, Dk)
+        k = k.unflatten(-1, (-1, self.key_width))  # (B, T, n Hk, Dk)
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, n H, Dv)
-        q, k = layers.l2_norm(q) * self.key_width**-0.5, layers.l2_norm(k)
-        # (B, T, n H)
-        beta, log_decay = self.config.beta_max * at_least_float32(beta).sigmoid(), None
+        q = layers.l2_norm(q) * self.key_width**-0.5
+        k = layers.l2_norm(k)
+        beta = self.config.beta_max * at_least_float32(beta).sigmoid()  # (B, T, n H)
+        log_decay = None
         if self.decay == "head":
-            # (B, T, H)
-            log_decay = -self.A_log.exp() * F.softplus(at_least_float32(dt[0]) + self.dt_bias)
+            rate = F.softplus(at_least_float32(dt[0]) + self.dt_bias)
+            log_decay = -self.A_log.exp() * rate  # (B, T, H)
         elif self.decay == "channel":
-            dt = F.softplus(at_least_float32(self.decay_out(self.decay_in(x))) + self.dt_bias)
-            # (B, T, H, Dk)
-            log_decay = -self.A_log.exp()[:, None] * dt.unflatten(-1, (-1, self.key_width))
+            rate = F.softplus(at_least_float32(self.decay_out(self.decay_in(x))) + self.dt_bias)
+            rate = rate.unflatten(-1, (-1, self.key_width))
+            log_decay = -self.A_log.exp()[:, None] * rate  # (B, T, H, Dk)
         return Projection(q, k, v, log_decay, beta)
 
 
@@ -336,7 +345,8 @@ class GatedDeltaNet(DeltaNet):
     """Gated DeltaNet (Yang et al. 2024): DeltaNet with a decay per head."""
 
     native_gate = ("silu", "after norm")
-    decay, A_range = "head", (0.01, 16.0)
+    decay = "head"
+    A_range = (0.01, 16.0)
 
 
 class KDA(DeltaNet):
@@ -346,6 +356,7 @@ class KDA(DeltaNet):
     decay = "channel"
 
 
+# variants.py adds its own
 MIXERS = {
     "softmax": Softmax,
     "cosformer": CosFormer,
@@ -354,7 +365,7 @@ MIXERS = {
     "gated_deltanet": GatedDeltaNet,
     "deltanet": DeltaNet,
     "kda": KDA,
-}  # variants.py adds its own
+}
 
 # --------------------------------------------------------------------------------------------------
 # The GPT
@@ -366,14 +377,9 @@ def check_layers(config: GPTConfig) -> None:
     check_choice("mlp", config.mlp, MLPS)
     check_choice("gate_activation", config.gate_activation, GATE_ACTIVATIONS)
     check_choice("readout_activation", config.readout_activation, READOUT_ACTIVATIONS)
-    check_choice(
-        "readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS)
-    )
+    norms = ("published", "none", "denominator", *READOUT_NORMS)
+    check_choice("readout_norm", config.readout_norm, norms)
     for name, gate in config.layers():
-        if name not in MIXERS and "variants" not in sys.modules:
-            raise UserError(
-                f"attention={name!r}: must be one of {', '.join(MIXERS)}, or of variants.py, once it is imported"
-            )
         check_choice("attention", name, MIXERS)
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
@@ -383,16 +389,14 @@ def check_layers(config: GPTConfig) -> None:
             f"levels={config.levels!r}: no layer of {config.attention} has a recurrent state to be split"
         )
     if config.levels != "none" and config.kernels == "fla":
-        raise UserError(
-            f"levels={config.levels!r}: kernels='fla' has none for it; leave kernels out"
-        )
-    kernels.check_kernels(
-        config.kernels, is_used=not all(issubclass(mixer, Softmax) for mixer in used)
-    )
+        raise UserError(f"levels={config.levels!r}: fla has no kernel for it; leave kernels out")
+    has_recurrence = any(not issubclass(mixer, Softmax) for mixer in used)
+    kernels.check_kernels(config.kernels, has_recurrence)
     if config.mlp == "none" and config.match_params:
         raise UserError("match_params=True: mlp='none' has no MLP to narrow")
-    gated = [MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions] or used
-    if not config.norm_first and not any(mixer.norm_of(config) in READOUT_NORMS for mixer in gated):
+    gated = {MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions}
+    has_norm = any(mixer.norm_of(config) in READOUT_NORMS for mixer in gated or used)
+    if not config.norm_first and not has_norm:
         raise UserError("norm_first=False: no layer has a norm for the gate to come before")
 
 
@@ -400,22 +404,17 @@ GPTConfig.checks.append(check_layers)
 
 
 class MLP(nn.Module):
-    """W gelu(U x). If forward sets `auxiliary_loss`, in nats a token, GPT.forward adds it to the
-    loss in training."""
+    """down(gelu(up(x))). If forward sets `auxiliary_loss`, in nats a token, GPT.forward adds it to
+    the loss in training."""
 
     n_matrices = 2  # of n_embd x hidden
-    # parameters that a token does not meet, such as those of experts that it is not sent to
-    n_idle = 0
-    # as a mixer's: a product over the tokens of one expert rounds by how many they are
-    tolerance = 0.0
+    n_idle = 0  # parameters that one token does not use, such as those of the other experts
+    tolerance = 0.0  # as a mixer's: how much later tokens may change earlier logits by rounding
 
     def __init__(self, config, hidden):
         super().__init__()
         self.approximate = "tanh" if config.mlp == "gelu_tanh" else "none"
         self.up = nn.Linear(config.n_embd, hidden, bias=config.bias)
-        self.glu = (
-            nn.Linear(config.n_embd, hidden, bias=config.bias) if self.n_matrices == 3 else None
-        )
         self.down = ResidualLinear(hidden, config.n_embd, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -423,9 +422,13 @@ class MLP(nn.Module):
 
 
 class SwiGLU(MLP):
-    """W (silu(G x) * U x)."""
+    """down(silu(glu(x)) * up(x))."""
 
     n_matrices = 3
+
+    def __init__(self, config, hidden):
+        super().__init__(config, hidden)
+        self.glu = nn.Linear(config.n_embd, hidden, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.silu(self.glu(x)) * self.up(x))
@@ -434,42 +437,55 @@ class SwiGLU(MLP):
 MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU, "none": None}
 
 
+def mlp_width(config: GPTConfig, mixer: Mixer) -> int:
+    """The hidden units of the MLP beside this mixer: as many parameters as a GELU's of mlp_ratio,
+    less those of the gates with match_params. Raises UserError if none are left."""
+    n = MLPS[config.mlp].n_matrices
+    hidden = config.mlp_width or round(config.mlp_ratio * config.n_embd * 2 / n)
+    if config.match_params:
+        of_gates = sum(p.numel() for p in mixer.gates.parameters())
+        of_unit = n * config.n_embd + (n - 1) * config.bias
+        hidden -= round(of_gates / of_unit)
+        if hidden < 1:
+            raise UserError("match_params=True: the gate has more parameters than the MLP")
+    return hidden
+
+
 class Block(nn.Module):
-    """The same for every mixer: x + mixer(norm(x)), then x + MLP(norm(x)), if there is one.
-    Arguments as in Mixer."""
+    """x + mixer(norm(x)), then x + MLP(norm(x)). With post_norm x + norm(mixer(x)), then x +
+    norm(MLP(x))."""
 
     def __init__(self, config, name, gate):
         super().__init__()
-        C, make_mlp = config.n_embd, MLPS[config.mlp]
-        self.norm_1, self.norm_2 = make_norm(config), make_norm(config) if make_mlp else None
-        self.mixer, self.mlp, self.post_norm = MIXERS[name](config, gate), None, config.post_norm
+        has_mlp = config.mlp != "none"
+        self.post_norm = config.post_norm
+        self.norm_1 = make_norm(config)
+        self.norm_2 = make_norm(config) if has_mlp else None
+        self.mixer = MIXERS[name](config, gate)
+        self.mlp = None
+        if has_mlp:
+            self.mlp = MLPS[config.mlp](config, mlp_width(config, self.mixer))
         self.dropout = nn.Dropout(config.dropout)
-        if make_mlp is None:
-            return
-        n = make_mlp.n_matrices
-        # with as many parameters as a gelu's
-        hidden = config.mlp_width or round(config.mlp_ratio * C * 2 / n)
-        if config.match_params:
-            unit = n * C + (n - 1) * config.bias  # parameters of a hidden unit of the MLP
-            hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
-            if hidden < 1:
-                raise UserError("match_params=True: the gate has more parameters than the MLP")
-        self.mlp = make_mlp(config, hidden)
 
     def forward(self, x, state=None, start=0):
-        y = self.mixer(x if self.post_norm else self.norm_1(x), state, start)
-        x = x + self.dropout(self.norm_1(y) if self.post_norm else y)
+        """x (B, T, C); state and start as in Mixer."""
+        if self.post_norm:
+            y = self.norm_1(self.mixer(x, state, start))
+        else:
+            y = self.mixer(self.norm_1(x), state, start)
+        x = x + self.dropout(y)
         if self.mlp is None:
             return x
-        y = self.norm_2(self.mlp(x)) if self.post_norm else self.mlp(self.norm_2(x))
+        if self.post_norm:
+            y = self.norm_2(self.mlp(x))
+        else:
+            y = self.mlp(self.norm_2(x))
         return x + self.dropout(y)
 
 
 def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """-log softmax(logits)[target] of each token: logits (..., V), targets (...) -> (...).
-
-    It is 0 where a target is -100. Training lowers its sum (GPT.loss), and evaluation reports it.
-    """
+    """-log softmax(logits)[target] of each token: logits (..., V), targets (...) -> (...), 0 where
+    a target is -100. It is what evaluation reports; another loss of training is GPT.loss."""
     losses = F.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="none"
     )
@@ -478,31 +494,32 @@ def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 class GPT(nn.Module):
     """Token and position embeddings, n_layer blocks, a norm, and the output layer. Raises UserError
-    without ids."""
+    if vocab_size is None."""
 
     def __init__(self, config):
         super().__init__()
         if config.vocab_size is None:
-            raise UserError("vocab_size=None: a model needs the number of token ids")
+            raise UserError("vocab_size is not set: give the number of token ids")
         self.config = config
-        # drawn first: the modules below draw weights, too
+        # before the modules below use the random generator
         seed = int(torch.randint(2**31, (), device="cpu"))
-        rows = -(-config.vocab_size // config.pad_vocab_to) * config.pad_vocab_to
+        rows = math.ceil(config.vocab_size / config.pad_vocab_to) * config.pad_vocab_to
         self.wte = nn.Embedding(rows, config.n_embd)
-        self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, rows, bias=False)
-        self.wpe = (
-            nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
-        )
+        self.head = None
+        if not config.tie_embeddings:
+            self.head = nn.Linear(config.n_embd, rows, bias=False)
+        self.wpe = None
+        if config.position == "learned":
+            self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
-        tables: dict = {}
-        for layer, block in enumerate(self.blocks):
-            block.mixer.layer = layer
-            if block.mixer.angles is not None:  # one table for all layers that have the same
-                block.mixer.angles = tables.setdefault(
-                    block.mixer.angles.settings, block.mixer.angles
-                )
         self.norm = make_norm(config)
+        tables: dict = {}  # of angles: layers of the same settings share one
+        for layer, block in enumerate(self.blocks):
+            mixer = block.mixer
+            mixer.layer = layer
+            if mixer.angles is not None:
+                mixer.angles = tables.setdefault(mixer.angles.settings, mixer.angles)
         if not self.wte.weight.is_meta:  # a meta tensor has a shape and no data
             self.init_weights(seed)
 
@@ -528,6 +545,7 @@ class GPT(nn.Module):
         ungated one does.
         """
         is_pytorch = self.config.init == "pytorch"
+        of_residual = 0.02 * (2 * self.config.n_layer) ** -0.5
         for full_name, p in self.named_parameters():
             path, _, name = full_name.rpartition(".")
             module: Any = self.get_submodule(path)
@@ -542,13 +560,17 @@ class GPT(nn.Module):
             elif isinstance(module, nn.Linear) and is_pytorch:
                 limit = p.shape[1] ** -0.5
                 start.uniform_(-limit, limit, generator=generator)
-            elif isinstance(module, nn.Linear | nn.Embedding):
-                depth = 2 * self.config.n_layer if isinstance(module, ResidualLinear) else 1
-                start.normal_(0.0, 1.0 if is_pytorch else 0.02 * depth**-0.5, generator=generator)
+            elif isinstance(module, ResidualLinear):
+                start.normal_(0.0, of_residual, generator=generator)
+            elif isinstance(module, nn.Linear):
+                start.normal_(0.0, 0.02, generator=generator)
+            elif isinstance(module, nn.Embedding):
+                start.normal_(0.0, 1.0 if is_pytorch else 0.02, generator=generator)
             else:
                 kind = type(module).__name__
                 raise UserError(
-                    f"{full_name}: no rule for its start; give {kind} an init_parameter"
+                    f"nothing says how {full_name} starts: give {kind} a method "
+                    "init_parameter(name, start, generator)"
                 )
             if isinstance(module, ResidualLinear):
                 start = start * module.start_scale
@@ -585,8 +607,11 @@ class GPT(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The sum over the labels that training lowers: token_losses(self.logits(x), targets).sum(),
-        without the logits in memory (ops/loss.py). Hidden states x (B, T, C), targets (B, T)."""
+        """The loss of training, summed over the labels. Hidden states x (B, T, C), targets (B, T).
+
+        It is token_losses(self.logits(x), targets).sum(), without the logits in memory
+        (ops/loss.py). To train on another loss, edit this method alone.
+        """
         return cross_entropy_sum(
             x,
             self.output_weight,
@@ -621,9 +646,9 @@ class GPT(nn.Module):
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
 
-    # ids drawn one by one, with the state kept: stream(idx, max_new_tokens, temperature=1.0, ...)
-    # yields them
-    stream, generate = sampling.stream, sampling.generate
+    # methods: generate(idx, max_new_tokens, temperature=1.0, ...), and stream, which yields each id
+    stream = sampling.stream
+    generate = sampling.generate
 
     def n_params(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -638,14 +663,17 @@ class GPT(nn.Module):
     def flops_per_token(self, T: int | None = None) -> float:
         """FLOPs of a token, forward, at context T (None: block_size); a multiply-add counts 2.
         Training: 3 times it."""
-        # a tied wte counts: it is also the output layer
-        tables = [self.wpe] + [self.wte] * (self.head is not None)
-        looked_up = sum(table.weight.numel() for table in tables if table is not None)
-        mixing = sum(
-            block.mixer.flops_per_token(T or self.config.block_size) for block in self.blocks
-        )
-        idle = sum(block.mlp.n_idle for block in self.blocks if block.mlp is not None)
-        return 2 * (self.n_params() - looked_up - idle) + mixing
+        n = self.n_params()
+        if self.wpe is not None:
+            n -= self.wpe.weight.numel()  # looked up, not multiplied
+        if self.head is not None:
+            n -= self.wte.weight.numel()  # a tied one is the output layer, too
+        mixing = 0.0
+        for block in self.blocks:
+            mixing += block.mixer.flops_per_token(T or self.config.block_size)
+            if block.mlp is not None:
+                n -= block.mlp.n_idle
+        return 2 * n + mixing
 
     def parameter_groups(
         self,
@@ -653,19 +681,26 @@ class GPT(nn.Module):
         gate_weight_decay: float | None = None,
         gate_lr_scale: float = 1.0,
     ) -> list[dict]:
-        """Groups for an optimizer, with names: matrices, and vectors (norms, biases, A_log), which
-        do not decay; then the matrices and the vectors of the gates, if there are any.
-        gate_weight_decay=None: as the other matrices."""
-        gates = [module for module in self.modules() if isinstance(module, Gate)]
-        of_gates = {p for gate in gates for p in gate.parameters()}
-        groups = []
-        for is_gate in (False, True):
-            named = [(name, p) for name, p in self.named_parameters() if (p in of_gates) == is_gate]
-            matrices = [(name, p) for name, p in named if p.dim() >= 2]
-            vectors = [(name, p) for name, p in named if p.dim() < 2]
-            has_own_decay = is_gate and gate_weight_decay is not None
-            decay = gate_weight_decay if has_own_decay else weight_decay
-            lr_scale = gate_lr_scale if is_gate else 1.0
-            groups.append({"params": matrices, "weight_decay": decay, "lr_scale": lr_scale})
-            groups.append({"params": vectors, "weight_decay": 0.0, "lr_scale": lr_scale})
+        """Groups for an optimizer, with names: the matrices, and the vectors (norms, biases, A_log),
+        which do not decay; then those of the gates. gate_weight_decay=None: weight_decay."""
+        if gate_weight_decay is None:
+            gate_weight_decay = weight_decay
+        of_gates = set()
+        for module in self.modules():
+            if isinstance(module, Gate):
+                of_gates.update(module.parameters())
+        gates = [(name, p) for name, p in self.named_parameters() if p in of_gates]
+        others = [(name, p) for name, p in self.named_parameters() if p not in of_gates]
+        groups = groups_of(others, weight_decay, 1.0)
+        groups += groups_of(gates, gate_weight_decay, gate_lr_scale)
         return [group for group in groups if group["params"]]
+
+
+def groups_of(named: list[tuple], weight_decay: float, lr_scale: float) -> list[dict]:
+    """The group of the matrices among (name, parameter), and that of the vectors."""
+    matrices = [(name, p) for name, p in named if p.dim() >= 2]
+    vectors = [(name, p) for name, p in named if p.dim() < 2]
+    return [
+        {"params": matrices, "weight_decay": weight_decay, "lr_scale": lr_scale},
+        {"params": vectors, "weight_decay": 0.0, "lr_scale": lr_scale},
+    ]

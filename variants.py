@@ -29,15 +29,13 @@ from ops.layers import FusedLinear, RMSNorm, make_conv
 
 
 class WrittenOut(Softmax):
-    """Attention whose readout is computed by the (T, T) weights, as a subclass defines `scores` or
-    `weights`: torch's kernels have no other than softmax's."""
+    """Attention whose readout is computed by the (T, T) weights, as a subclass defines `weights`:
+    torch's kernels have no other than softmax's."""
 
-    @property
-    def needs_mask(self) -> bool:
-        return True
+    is_written_out = True
 
-    def attend(self, q, k, v, mask, is_causal: bool, p: Projection) -> torch.Tensor:
-        weights = self.weights(self.scores(q, k, mask), p)
+    def attend(self, q, k, v, mask, p: Projection) -> torch.Tensor:
+        weights = self.weights(q, k, mask, p)
         return weights.to(v.dtype) @ layers.for_all_heads(v, q.shape[1])
 
 
@@ -45,7 +43,8 @@ class FoX(WrittenOut):
     """The Forgetting Transformer (Lin et al. 2025): a score gets the sum of log f from behind the
     key up to the query, with f = sigmoid(W x + b) for each head and token.
 
-    log f is the projection's log_decay. The state has that of as many tokens as keys, in order.
+    log f is the projection's log_decay (B, S, H), in decoding also of the tokens before, which the
+    state has for as many tokens as keys, in order.
     """
 
     def __init__(self, config, gate):
@@ -54,31 +53,30 @@ class FoX(WrittenOut):
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         log_decay = F.logsigmoid(at_least_float32(self.forget(x)))  # (B, T, H)
+        if state is not None:
+            log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
+            # a view would keep all of it alive
+            state["log_decay"] = log_decay[:, x.shape[1] :].clone()
         return super().project(x, state, start)._replace(log_decay=log_decay)
 
-    def mask(self, i, j, reach, p, state) -> torch.Tensor:
+    def mask(self, i, j, window: int, p: Projection) -> torch.Tensor:
         """What is added to the scores: float (B, H, T, S)."""
-        log_decay = p.log_decay
-        if state is not None:
-            T = log_decay.shape[1]
-            log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
-            state["log_decay"] = log_decay[:, T:].clone()  # a view would keep all of it alive
-        total = log_decay[:, -len(j) :].cumsum(1).transpose(1, 2)  # (B, H, S)
+        total = p.log_decay[:, -len(j) :].cumsum(1).transpose(1, 2)  # (B, H, S)
         # from behind the key up to the query
         between = total[..., -len(i) :, None] - total[..., None, :]
-        mask = super().mask(i, j, reach, p, None)
+        mask = super().mask(i, j, window, p)
         return between.masked_fill(~mask, -torch.inf) if self.bias is None else between + mask
 
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
-        decays = {"log_decay": (B, min(self.reach, length), self.n_head)}
+        decays = {"log_decay": (B, min(self.cache_size, length), self.n_head)}
         return decays | super().state_shapes(B, length)
 
 
 class Softpick(WrittenOut):
     """Weights relu(e^x - 1) / sum |e^x - 1| (Zuhri et al. 2025), which may all be zero."""
 
-    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
-        return softpick(scores)
+    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
+        return softpick(layers.scores(q, k, mask))
 
 
 def softpick(scores: torch.Tensor) -> torch.Tensor:
@@ -96,9 +94,10 @@ class SoftCapped(WrittenOut):
 
     cap = 50.0
 
-    def scores(self, q, k, mask) -> torch.Tensor:
+    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
         scores = layers.scores(q, k, None)
-        return layers.masked(self.cap * torch.tanh(scores / self.cap), mask)
+        capped = self.cap * torch.tanh(scores / self.cap)
+        return layers.masked(capped, mask).softmax(-1)
 
 
 class ZeroSink(Softmax):
@@ -125,14 +124,16 @@ class ZeroSink(Softmax):
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         return super().project(x, state, start)._replace(sink=self.sink_logit(x))
 
-    def attend(self, q, k, v, mask, is_causal: bool, p: Projection) -> torch.Tensor:
-        D, scale = q.shape[-1], q.shape[-1] ** -0.5
-        q, k, v, mask = with_sink(q, k, v, mask, is_causal, p.sink / scale)
-        o = layers.attention(q, k, v, mask, is_causal, scale)
-        return o[:, :, int(is_causal) :, :D]
+    def attend(self, q, k, v, mask, p: Projection) -> torch.Tensor:
+        T, D = q.shape[2:]
+        scale = D**-0.5
+        q, k, v, mask = with_sink(q, k, v, mask, p.sink / scale)
+        o = layers.attention(q, k, v, mask, scale)
+        return o[:, :, -T:, :D]
 
-    def weights(self, scores: torch.Tensor, p: Projection) -> torch.Tensor:
+    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
         """The weights of the keys. The sink's, which writes nothing, is left out."""
+        scores = layers.scores(q, k, mask)
         scores = torch.cat([scores, p.sink[..., None].to(scores.dtype)], dim=-1)
         return scores.softmax(-1)[..., :-1]
 
@@ -168,14 +169,15 @@ class TokenSink(ZeroSink):
         return self.sink["proj"](x).mT
 
 
-def with_sink(q, k, v, mask, is_causal: bool, score: torch.Tensor) -> tuple:
+def with_sink(q, k, v, mask, score: torch.Tensor) -> tuple:
     """q, k, v and mask with a first key whose value is zero; score (B, H, T): its product with each
     query.
 
     Append a channel: the sink's score in q, 1 in the sink's key, 0 elsewhere; kernels want v as
-    wide. Where is_causal, a first query of zeros, whose output is to be dropped, keeps every query
-    level with its own key.
+    wide. Where a text is read causally, a first query of zeros, whose output is to be dropped, keeps
+    every query level with its own key.
     """
+    is_causal = mask is None and q.shape[2] > 1
     q = torch.cat([q, score[..., None].to(q.dtype)], dim=-1)
     k, v = (F.pad(x, (0, 1, 1, 0)) for x in (k, v))
     k[:, :, 0, -1] = 1.0
@@ -195,9 +197,9 @@ class GatedDeltaNet2(KDA):
     beta for each channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t
     S_{t-1} + k_t (w_t * v_t)^T."""
 
-    def __init__(self, config, gate):
+    def beta_widths(self, config) -> list[int]:
         Hk, H, Dk, Dv = config.delta_sizes
-        super().__init__(config, gate, betas=[Hk * Dk, H * Dv])
+        return [Hk * Dk, H * Dv]
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         p = super().project(x, state, start)
@@ -214,16 +216,16 @@ class DeltaProduct(GatedDeltaNet):
 
     A token is n sub-tokens, each with a k, v and beta of its own. It decays the state at the first
     and reads it at the last, so that the recurrence is that of a text n times as long. n = 1 is
-    Gated DeltaNet. fla's layer has beta_max=2. A subclass may have another n.
+    Gated DeltaNet. fla's layer has beta_max=2. A subclass may have another n_steps.
     """
 
-    n = 2
+    n_steps = 2
     is_linear_in_query = True
 
     def __init__(self, config, gate):
-        super().__init__(config, gate, n=self.n)
-        self.sub_tokens = self.n
-        self.flops_per_entry *= self.n
+        super().__init__(config, gate)
+        self.sub_tokens = self.n_steps
+        self.flops_per_entry *= self.n_steps
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         p, n = super().project(x, state, start), self.sub_tokens

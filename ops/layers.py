@@ -141,11 +141,13 @@ def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
     return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
 
 
-def attention(q, k, v, mask, is_causal: bool, scale: float | None = None) -> Tensor:
+def attention(q, k, v, mask, scale: float | None = None) -> Tensor:
     """scores(q, k, mask).softmax(-1) @ v in torch's kernels: none makes the (T, T) weights.
 
-    is_causal: a query sees the keys up to its own. scale: of the scores; None: D^-1/2.
+    Without a mask a text is read causally, and a single query sees all keys. scale: of the scores;
+    None: D^-1/2.
     """
+    is_causal = mask is None and q.shape[2] > 1
     D = v.shape[-1]
     if q.shape[-1] % 8 and not q.is_cpu:
         # only FlashAttention takes other widths on a GPU, and it takes neither masks nor float32:
@@ -155,7 +157,7 @@ def attention(q, k, v, mask, is_causal: bool, scale: float | None = None) -> Ten
         q, k, v = (F.pad(x, (0, -x.shape[-1] % 8)) for x in (q, k, v))
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[2] > 1
+    is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu"
     is_slow = is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if is_slow or not takes_groups(q, mask):
         k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))

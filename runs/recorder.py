@@ -20,15 +20,13 @@ import torch.nn as nn
 
 from gate import Gate
 from mixer import Mixer, Projection
-from ops.fast import at_least_float32
 
 
 class GateCall(NamedTuple):
     """One call of a gate: output = act(y, g)."""
 
     gate: Gate
-    # (B, T, heads, width), behind the norm where one kernel computes the norm and the gate
-    y: torch.Tensor
+    y: torch.Tensor  # (B, T, heads, width)
     g: torch.Tensor  # (B, T, heads or 1, width or 1)
     output: torch.Tensor  # (B, T, heads, width)
 
@@ -140,10 +138,8 @@ def recording(mixers: Iterable[Mixer], gates: Iterable[Gate]) -> Iterator[Notes]
         notes.projection, notes.o = projection, o
         return o
 
-    def of_gate(gate, act, y, g, norm=None):
-        output = act(y, g, norm)
-        if norm is not None:
-            y = norm(at_least_float32(y))
+    def of_gate(gate, act, y, g):
+        output = act(y, g)
         if g.dim() == 2:  # a static gate has no B and T
             g = g.expand(*y.shape[:2], -1, -1)
         notes.calls.append(GateCall(gate, y, g, output))

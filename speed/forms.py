@@ -18,7 +18,7 @@ from speed.measure import Report, interleave
 
 def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attention(q, k, v, None, is_causal=True).transpose(1, 2)
+    return attention(q, k, v, None).transpose(1, 2)
 
 
 def readout(form: Callable, **inputs) -> torch.Tensor:

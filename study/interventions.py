@@ -25,11 +25,11 @@ def pruned(model: GPT, threshold: float) -> Iterator[list[int]]:
     layer may compute and count those alone."""
     counts = [0, 0]
 
-    def prune(gate, act, y, g, norm=None):
+    def prune(gate, act, y, g):
         closed = gate.value(g).abs() < threshold
         counts[0] += int(closed.sum())
         counts[1] += closed.numel()
-        return act(y, g, norm).masked_fill(closed, 0.0)
+        return act(y, g).masked_fill(closed, 0.0)
 
     with contextlib.ExitStack() as stack:
         for gate in gates_to_prune(model):

@@ -98,7 +98,7 @@ def test_a_gate_in_the_mlp_is_measured_and_pruned_by_what_the_mlp_is_fed(name, k
 @torch.no_grad()
 def test_a_gate_that_is_fed_the_readout_is_measured_as_it_was(monkeypatch):
     forward = gate.Gate.forward
-    monkeypatch.setattr(gate.Gate, "forward", lambda self, y, x, norm=None: forward(self, y, y.flatten(2), norm))
+    monkeypatch.setattr(gate.Gate, "forward", lambda self, y, x: forward(self, y, y.flatten(2)))
     model = make_model(gate="elementwise")
     layers, x = probe.layer_meters(model, TOKENS, {}, "float32"), model.wte(TOKENS)
     for block, layer in zip(model.blocks, layers, strict=True):

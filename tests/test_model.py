@@ -153,7 +153,7 @@ def test_cosformer_is_the_published_formula():
 )
 def test_the_delta_rule_is_its_definition(name, n, beta_max, monkeypatch):
     """Siems et al. 2025: a token decays the state once, writes n values to it, and reads it at its end."""
-    three = type("DeltaProduct3", (variants.DeltaProduct,), {"n": 3})
+    three = type("DeltaProduct3", (variants.DeltaProduct,), {"n_steps": 3})
     monkeypatch.setitem(MIXERS, "deltaproduct3", three)
     keys = dict(delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=5, short_conv=0, beta_max=beta_max)
     mixer, x = make_mixer(name, **keys), random_x()
@@ -323,7 +323,9 @@ def test_a_parameter_without_a_rule_for_its_start_is_refused_and_a_module_may_ha
 
     monkeypatch.setitem(MLPS, "scaled", Scaled)
     message = helpers.error_of(GPT, make_config(mlp="scaled"))
-    assert message == "blocks.0.mlp.scale: no rule for its start; give Scaled an init_parameter"
+    assert message == (
+        "nothing says how blocks.0.mlp.scale starts: give Scaled a method init_parameter(name, start, generator)"
+    )
     Scaled.init_parameter = lambda self, name, start, generator: start.mul_(3.0 if name == "scale" else 0.0)
     assert (GPT(make_config(mlp="scaled")).blocks[0].mlp.scale == 6.0).all()
 

@@ -119,11 +119,11 @@ def test_on_a_gpu_heads_are_grouped_for_flash_attention_alone(monkeypatch):
 def test_a_kernel_of_a_gpu_gets_heads_whose_width_is_a_multiple_of_8(D, has_sink, is_causal, monkeypatch):
     """Else a window, a sink in float32 or odd heads would have the (T, T) weights made."""
     (q, k, v), mask = torch.randn(3, 2, 4, T, D).unbind(), None if is_causal else torch.ones(T, T).tril(2).bool()
-    attention = functools.partial(layers.attention, q, k, v, mask, is_causal)
+    attention = functools.partial(layers.attention, q, k, v, mask)
     if has_sink:
         mixer = GPT(make_config(attention="sink_zero", n_head=4, head_dim=D)).blocks[0].mixer
         p = Projection(q, k, v, sink=torch.randn(2, 4, T))
-        attention = functools.partial(mixer.attend, q, k, v, mask, is_causal, p)
+        attention = functools.partial(mixer.attend, q, k, v, mask, p)
     widths, kernel = [], F.scaled_dot_product_attention
 
     def spy(q, *others, **options):
