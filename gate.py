@@ -15,19 +15,7 @@ import torch.nn.functional as F
 from configurator import UserError, check_choice
 from keys import LayerGate
 
-# {position: the (heads, width) of what it gates in a mixer}; readout to output: G1 to G5 of Qiu et
-# al.
-POSITIONS = {
-    "readout": lambda mixer: (mixer.n_head, mixer.value_width),
-    "value": lambda mixer: mixer.shapes["value"],
-    "key": lambda mixer: mixer.shapes["key"],
-    "query": lambda mixer: mixer.shapes["query"],
-    "output": lambda mixer: (1, mixer.config.n_embd),
-    "denominator": lambda mixer: (mixer.n_head, 1),
-}
-READOUT_ACTIVATIONS: dict = {"none": lambda o: o, "silu": F.silu, "square": torch.square}
-
-# (y, g, slope) -> y'; what else is known of each, is_factor and is_positive find out
+# (y, g, slope) -> y'
 GATE_ACTIVATIONS = {
     "sigmoid": lambda y, g, slope: y * g.sigmoid(),
     "sigmoid2": lambda y, g, slope: y * (2 * g.sigmoid()),  # identity at g = 0
@@ -40,19 +28,118 @@ GATE_ACTIVATIONS = {
     "add_silu": lambda y, g, slope: y + F.silu(g),
     "add_identity": lambda y, g, slope: y + g,
 }
+# right behind the readout's norm, without parameters
+READOUT_ACTIVATIONS: dict = {"none": lambda o: o, "silu": F.silu, "square": torch.square}
+
+
+class ZeroLinear(nn.Linear):
+    """A linear layer whose weights start at zero. bias_start: where its bias starts (None: it has
+    none)."""
+
+    def __init__(self, n_in, n_out, bias_start=None):
+        super().__init__(n_in, n_out, bias=bias_start is not None)
+        self.bias_start = bias_start
+
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        start.fill_(self.bias_start if name == "bias" else 0.0)
+
+
+class Gate(nn.Module):
+    """y (B, T, heads, width), x (B, T, C) -> y' = act(y, g) of y's shape, with g = W x (+ bias).
+
+    g has one number per entry of y (elementwise), per head (headwise), per channel (shared) or per
+    token (scalar). W starts at zero, so that sigmoid halves y at first and sigmoid2 keeps it. A
+    native gate's W starts as any linear layer does, as published.
+
+    Of the config: gate_rank is the rank of W (0: full). gate_bias is where a trained bias starts
+    (None: there is none). With gate_input="static" g is a trained constant that starts at gate_bias
+    (None: at 0).
+    """
+
+    def __init__(self, config, granularity, heads, width, native=None, native_rank=0):
+        """native: the activation of a published gate, which has no gate_* keys."""
+        super().__init__()
+        shapes = {
+            "elementwise": (heads, width),
+            "headwise": (heads, 1),
+            "shared": (1, width),
+            "scalar": (1, 1),
+        }
+        self.shape = shapes[granularity]
+        size = math.prod(self.shape)
+        self.activation = native or config.gate_activation
+        self.static_start = config.gate_bias or 0.0
+        self.down = None
+        self.proj = None
+        self.static = None
+        self.slope = None
+        if config.gate_input == "static" and not native:
+            # flat: a 1-D parameter gets no weight decay
+            self.static = nn.Parameter(torch.empty(size))
+        else:
+            rank = native_rank if native else config.gate_rank
+            if rank:
+                self.down = nn.Linear(config.n_embd, rank, bias=False)
+            n_in = rank or config.n_embd
+            if native:
+                self.proj = nn.Linear(n_in, size, bias=config.native_bias)
+            else:
+                self.proj = ZeroLinear(n_in, size, config.gate_bias)
+        if self.activation == "learned":
+            self.slope = nn.Parameter(torch.empty(1))
+
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        start.fill_(1.0 if name == "slope" else self.static_start)
+
+    def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return self.act(y, self.logits(x))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, T, C) -> g (B, T, heads or 1, width or 1), without B and T if the gate is
+        static."""
+        if self.static is not None:
+            return self.static.unflatten(-1, self.shape)
+        if self.down is not None:
+            x = self.down(x)
+        return self.proj(x).unflatten(-1, self.shape)
+
+    def act(self, y: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """y (B, T, heads, width) and g as logits gives it -> y'. The meters watch this method."""
+        return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
+
+    @property
+    def is_factor(self) -> bool:
+        return is_factor(self.activation)
+
+    def value(self, g: torch.Tensor) -> torch.Tensor:
+        """The factor on y or, if the activation is none, what it adds to y. It has the shape of
+        g."""
+        y = g.new_full((), 1.0 if self.is_factor else 0.0)
+        return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
+
+
+# What a mixer has gates on: {position: the (heads, width) of it}. G1 to G5 are those of Qiu et al.
+POSITIONS = {
+    "readout": lambda mixer: (mixer.n_head, mixer.value_width),  # G1
+    "value": lambda mixer: mixer.shapes["value"],  # G2
+    "key": lambda mixer: mixer.shapes["key"],  # G3
+    "query": lambda mixer: mixer.shapes["query"],  # G4
+    "output": lambda mixer: (1, mixer.config.n_embd),  # G5
+    "denominator": lambda mixer: (mixer.n_head, 1),
+}
+
+# -- Which gates make sense ------------------------------------------------------------------------
 
 
 def tried_on(activation: str, y: float) -> torch.Tensor:
-    """What the activation makes of y at many g, in float64: it tells what kind of activation it
-    is."""
+    """act(y, g) at many g, in float64, which shows what kind of activation it is."""
     # whatever torch's default device is
     g = torch.linspace(-4, 4, 33, device="cpu", dtype=torch.float64)
     return GATE_ACTIVATIONS[activation](torch.full_like(g, y), g, torch.ones_like(g))
 
 
 def is_factor(activation: str) -> bool:
-    """Whether it multiplies y, so that zero stays zero. If not, it adds something to y, which no
-    norm cancels."""
+    """Whether it multiplies y, so that zero stays zero; else it adds something to y."""
     return bool((tried_on(activation, 0.0) == 0).all())
 
 
@@ -93,79 +180,3 @@ def reason_against(granularity: str, position: str, mixer, config) -> str:
     if is_before_norm and is_shared and is_factor(activation):
         return "has no effect, because a norm behind it cancels a factor that its inputs share"
     return ""
-
-
-class ZeroLinear(nn.Linear):
-    """A linear layer whose weights start at zero, and whose bias starts at bias_start (None: there
-    is no bias)."""
-
-    def __init__(self, n_in, n_out, bias_start=None):
-        super().__init__(n_in, n_out, bias=bias_start is not None)
-        self.bias_start = bias_start
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        start.fill_(self.bias_start if name == "bias" else 0.0)
-
-
-class Gate(nn.Module):
-    """y (B, T, heads, width), x (B, T, C) -> y' = act(y, g) of y's shape, with g = W x (+ bias).
-
-    g has one number per entry of y (elementwise), per head (headwise), per channel (shared) or per
-    token (scalar). W starts at zero, so that sigmoid halves y at first and sigmoid2 keeps it; a
-    native gate's W starts as any linear layer does, as published. The config's gate_rank is that of
-    W (0: full rank), and gate_bias the start of a trained bias (None: there is none) or, if
-    gate_input is static, of a constant g (None: 0).
-    """
-
-    def __init__(self, config, granularity, heads, width, native=None, native_rank=0):
-        """native: the activation of a published gate, which the config's gate_* keys leave as it
-        is."""
-        super().__init__()
-        shapes = dict(
-            elementwise=(heads, width), headwise=(heads, 1), shared=(1, width), scalar=(1, 1)
-        )
-        self.shape, self.activation = shapes[granularity], native or config.gate_activation
-        size, rank = math.prod(self.shape), native_rank if native else config.gate_rank
-        self.down = self.proj = self.static = self.slope = None
-        self.static_start = config.gate_bias or 0.0
-        is_static = config.gate_input == "static" and not native
-        if is_static:
-            # flat: a 1-D parameter gets no weight decay
-            self.static = nn.Parameter(torch.empty(size))
-        else:
-            self.down = nn.Linear(config.n_embd, rank, bias=False) if rank else None
-            n_in = rank or config.n_embd
-            self.proj = (
-                nn.Linear(n_in, size, config.native_bias)
-                if native
-                else ZeroLinear(n_in, size, config.gate_bias)
-            )
-        if self.activation == "learned":
-            self.slope = nn.Parameter(torch.empty(1))
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        start.fill_(1.0 if name == "slope" else self.static_start)
-
-    def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return self.act(y, self.logits(x))
-
-    def act(self, y: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        """y (B, T, heads, width) and g as logits gives it -> y'. The meters watch this method."""
-        return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
-
-    @property
-    def is_factor(self) -> bool:
-        return is_factor(self.activation)
-
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """x (B, T, C) -> g (B, T, heads or 1, width or 1), without B and T if the gate is
-        static."""
-        if self.static is not None:
-            return self.static.unflatten(-1, self.shape)
-        return self.proj(x if self.down is None else self.down(x)).unflatten(-1, self.shape)
-
-    def value(self, g: torch.Tensor) -> torch.Tensor:
-        """The factor on y or, if the activation is none, what it adds to y. It has the shape of
-        g."""
-        y = g.new_full((), 1.0 if self.is_factor else 0.0)
-        return GATE_ACTIVATIONS[self.activation](y, g, self.slope)

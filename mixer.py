@@ -25,55 +25,20 @@ READOUT_NORMS = {"rms": RMSNorm}
 
 
 class Projection(NamedTuple):
-    """What `project` returns. In softmax layers k and v have equally many heads, which divide q's:
-    Hk = Hv.
+    """What `project` returns. Softmax: q has H heads, k and v have Hk of them, which divides H. All
+    other mixers: v has H heads, q and k have Hk."""
 
-    In all others v has one for each head of the readout, and q and k equally many, which divide
-    them: Hq = Hk.
-    """
-
-    q: torch.Tensor  # (B, T, Hq, Dk)
+    q: torch.Tensor  # (B, T, H or Hk, Dk)
     k: torch.Tensor  # (B, T, Hk, Dk)
-    v: torch.Tensor  # (B, T, Hv, Dv)
+    v: torch.Tensor  # (B, T, Hk or H, Dv)
     log_decay: torch.Tensor | None = None  # (B, T, H), or (B, T, H, Dk) per key channel
     beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
-    # (B, T, Hk, Dk), the key of what the delta rule erases, if that is not k
-    erase: torch.Tensor | None = None
-    skip: torch.Tensor | None = None  # (B, T, Hv, Dv), added to the readout
+    erase: torch.Tensor | None = (
+        None  # (B, T, Hk, Dk), what the delta rule erases, if that is not k
+    )
+    skip: torch.Tensor | None = None  # (B, T, H, Dv), added to the readout
     sink: torch.Tensor | None = None  # (B, H, T), the logits of a softmax layer's sinks
     levels: torch.Tensor | None = None  # (B, T, H, L), of log-linear states; Mixer makes them
-
-
-class Levels(nn.Module):
-    """x (B, T, C) -> how much of each level a token reads, lambda (B, T, H, L) > 0 (ops/levels.py).
-
-    log_linear: softplus(scale W x), about 0.69 at the start (Guo et al. 2025). merged: softmax(W x)
-    over the levels, and a token is in the block that it completes when it reads it: the past of
-    token 7 is one block, and not four.
-    """
-
-    def __init__(self, config, n_head):
-        super().__init__()
-        self.n_levels = max(2, 1 + (config.block_size - 1).bit_length())
-        self.is_merged = config.levels == "merged"
-        self.proj = nn.Linear(config.n_embd, n_head * self.n_levels, bias=False)
-        self.scale = None if self.is_merged else nn.Parameter(torch.empty(n_head * self.n_levels))
-
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
-        start.fill_(1.0)
-
-    def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        y = at_least_float32(self.proj(x))
-        if not self.is_merged:
-            return F.softplus(self.scale * y).unflatten(-1, (-1, self.n_levels))
-        y = y.unflatten(-1, (-1, self.n_levels)).softmax(-1)
-        # the levels up to the one that the token completes are read as that one
-        # (T, 1, 1)
-        end = torch.arange(start + 1, start + 1 + x.shape[1], device=x.device)[:, None, None]
-        level = torch.arange(self.n_levels, device=x.device)
-        # (T, 1, L)
-        level = level.maximum(levels.level_of(end, end - 1)).clamp(max=self.n_levels - 1)
-        return y.gather(-1, level.expand_as(y))
 
 
 class Mixer(nn.Module):
@@ -87,35 +52,35 @@ class Mixer(nn.Module):
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
-    longest: int | None = None  # the largest block_size that its `check` lets pass (None: any)
-    sub_tokens = 1  # how many steps of the recurrence a token is
-    # what decoding does there; softmax "rolls" its window, cosformer "ends"
-    past_block_size = "goes on"
-    # by how much later tokens may change earlier logits through rounding, as a share of the largest
-    # logit in float32; an FFT does, which adds all tokens up before it rounds
-    tolerance = 0.0
+
+    # what was published
     published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
     native_gate: tuple[str, str] | None = None
-    # a factor on q is a factor on the readout, before its norm
-    is_linear_in_query = True
+    A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
+
+    # what is so; `make check MIXER=NAME` tests each (docs/mixers.md)
+    past_block_size = "goes on"  # what decoding does there: "goes on", "rolls" a window, or "ends"
+    is_linear_in_query = True  # a factor on q is a factor on the readout, before its norm
     norms_each_head = True  # by the readout's RMSNorm; if not, it norms groups of heads
     has_positive_weights = False  # if so, their sum can be the readout's denominator
-    A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
-    # of S, for a token: 2 to write it, 2 to read it and 1 for its decay, also where that is one
-    flops_per_entry = 5
-    flops_per_level = 3  # of the state of a level: it is not written
     has_levels = True  # whether `levels` splits the state into those of log2(T) blocks
+    tolerance = 0.0  # how much later tokens may change earlier logits by rounding (an FFT does)
+    longest: int | None = None  # the largest block_size that it takes (None: any)
+    sub_tokens = 1  # steps of the recurrence per token
+    flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it, 1 for its decay
+    flops_per_level = 3  # of the state of a level: it is not written
 
     def __init_subclass__(cls):
-        """A class with a `read` or `forward` of its own inherits nothing that was known of another
-        readout."""
+        """A class with a `read` or `forward` of its own has to say anew what is true of its readout:
+        what it does not say is not inherited from another readout, which would give wrong
+        meters."""
         super().__init_subclass__()
-        if not vars(cls).keys().isdisjoint(("read", "forward")):
-            cls.is_linear_in_query = vars(cls).get("is_linear_in_query", False)
-            # None: nothing can show its weights
-            cls.explicit_weights = vars(cls).get("explicit_weights")
-            cls.has_levels = vars(cls).get("has_levels", False)
+        own = vars(cls)
+        if "read" in own or "forward" in own:
+            cls.is_linear_in_query = own.get("is_linear_in_query", False)
+            cls.has_levels = own.get("has_levels", False)
+            cls.explicit_weights = own.get("explicit_weights")  # None: nothing can show its weights
 
     @classmethod
     def norm_of(cls, config: GPTConfig) -> str:
@@ -139,31 +104,41 @@ class Mixer(nn.Module):
         for every channel; None: each head is normed on its own, and all have one weight.
         """
         super().__init__()
-        self.config, self.norm_kind, self.norm_groups = config, self.norm_of(config), norm_groups
+        self.config = config
+        self.shapes = {"query": query, "key": key, "value": value}
+        self.n_head = max(query[0], value[0])
+        self.key_width = query[1]
+        self.value_width = value[1]
         # not in read, which torch.compile traces
         self.has_fla = config.kernels != "torch" and kernels.has_fla()
-        # of the recurrence that the last call took, in the words that train.py prints
-        self.form = ""
-        self.n_head, self.key_width, self.value_width = max(query[0], value[0]), query[1], value[1]
-        self.shapes = dict(query=query, key=key, value=value)
-        self.levels = (
-            Levels(config, self.n_head) if self.has_levels and config.levels != "none" else None
-        )
+        self.form = ""  # of the recurrence, in the last call; train.py prints it
         self.angles: Angles | None = None  # of the positions, where a mixer asks for them
+        self.levels = None
+        if self.has_levels and config.levels != "none":
+            self.levels = levels.Levels(config, self.n_head)
+
         self.gates = nn.ModuleDict()
+        self.before_norm = []
+        self.after_norm = []
         if gate.native and self.native_gate:
-            published = (*POSITIONS["readout"](self), self.native_gate[0], native_rank)
-            self.gates["native"] = Gate(config, "elementwise", *published)
+            activation, place = self.native_gate
+            shape = POSITIONS["readout"](self)
+            native = Gate(config, "elementwise", *shape, native=activation, native_rank=native_rank)
+            self.gates["native"] = native
+            if place == "before norm":
+                self.before_norm.append(native)
+            else:
+                self.after_norm.append(native)
         for position, granularity in gate.positions.items():
             self.gates[position] = Gate(config, granularity, *POSITIONS[position](self))
-        is_first = {
-            "native": "before norm" in (self.native_gate or ()),
-            "readout": not config.norm_first,
-        }
-        on_readout = [name for name in is_first if name in self.gates]
-        self.before_norm = [self.gates[name] for name in on_readout if is_first[name]]
-        self.after_norm = [self.gates[name] for name in on_readout if not is_first[name]]
+        if "readout" in self.gates:
+            if config.norm_first:
+                self.after_norm.append(self.gates["readout"])
+            else:
+                self.before_norm.append(self.gates["readout"])
 
+        self.norm_kind = self.norm_of(config)
+        self.norm_groups = norm_groups
         self.norm = None
         if self.norm_kind in READOUT_NORMS:
             width = self.n_head * self.value_width if norm_groups else self.value_width
@@ -226,47 +201,56 @@ class Mixer(nn.Module):
     ) -> Projection:
         """project(x), with the gates on q, k and v applied: what `read` gets."""
         p = self.project(x, state, start)
-        # a static gate is float32 even under autocast: without .to() its product would be float32,
-        # too
-        q, k, v = (
-            self.gated(at, y, x).to(y.dtype)
-            for at, y in (("query", p.q), ("key", p.k), ("value", p.v))
-        )
-        # a second path of v to the readout
-        skip = None if p.skip is None else self.gated("value", p.skip, x)
-        # and one of k to the state
-        erase = None if p.erase is None else self.gated("key", p.erase, x)
+        # a static gate is float32 even under autocast: without .to() its product would be, too
+        q = self.gated("query", p.q, x).to(p.q.dtype)
+        k = self.gated("key", p.k, x).to(p.k.dtype)
+        v = self.gated("value", p.v, x).to(p.v.dtype)
+        skip = p.skip  # a second path of v to the readout
+        if skip is not None:
+            skip = self.gated("value", skip, x)
+        erase = p.erase  # and one of k to the state
+        if erase is not None:
+            erase = self.gated("key", erase, x)
         of_levels = None if self.levels is None else self.levels(x, start)
         return p._replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=of_levels)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is
         the denominator."""
-        q, k, v, erase = p.q, p.k, p.v, p.erase
-        if 1 < q.shape[2] < self.n_head:
-            n = self.n_head // q.shape[2]
-            q, k, erase = (x if x is None else x.repeat_interleave(n, dim=2) for x in (q, k, erase))
+        q, k, erase = self.for_all_heads(p.q), self.for_all_heads(p.k), self.for_all_heads(p.erase)
+        v = p.v
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
-        options: dict = dict(
-            log_decay=p.log_decay, beta=p.beta, initial_state=None if state is None else state["S"]
-        )
-        uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta, erase)
+        options: dict = {"log_decay": p.log_decay, "beta": p.beta, "initial_state": None}
+        if state is not None:
+            options["initial_state"] = state["S"]
         if erase is not None:
             options["erase"] = erase
+        uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta, erase)
         if p.levels is not None:
-            form, self.form = levels.chunked, "plain PyTorch, by levels"
-            options |= dict(levels=p.levels, start=start)
+            form = levels.chunked
+            options |= {"levels": p.levels, "start": start}
+            self.form = "plain PyTorch, by levels"
         elif q.shape[1] <= self.sub_tokens:
-            form, self.form = recurrence.recurrent, "plain PyTorch, token by token"
+            form = recurrence.recurrent
+            self.form = "plain PyTorch, token by token"
         elif uses_fla:
-            form, self.form = kernels.fla, "fla's kernels"
+            form = kernels.fla
+            self.form = "fla's kernels"
         else:
-            form, self.form = recurrence.chunked, "plain PyTorch, chunk by chunk"
+            form = recurrence.chunked
+            self.form = "plain PyTorch, chunk by chunk"
         o, final = form(q, k, v, **options)
         if state is not None:
             state["S"] = final
         return o
+
+    def for_all_heads(self, y: torch.Tensor | None) -> torch.Tensor | None:
+        """q, k or erase (B, T, Hk, D), each head as often as the readout has heads for it; a single
+        one broadcasts."""
+        if y is None or y.shape[2] in (1, self.n_head):
+            return y
+        return y.repeat_interleave(self.n_head // y.shape[2], dim=2)
 
     def normed(self, o: torch.Tensor) -> torch.Tensor:
         """The readout's RMSNorm, computed in at least float32, and its activation: (B, T, H, Dv) ->
@@ -279,17 +263,11 @@ class Mixer(nn.Module):
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
         """{name: shape} of the tensors of the state of B sequences of at most `length` tokens,
         without a convolution's. Only caches depend on the length."""
-        # level 0 is the token itself
-        n_states = () if self.levels is None else (self.levels.n_levels - 1,)
-        return {
-            "S": (
-                B,
-                self.n_head,
-                *n_states,
-                self.key_width,
-                self.value_width + (self.norm_kind == "denominator"),
-            )
-        }
+        width = self.value_width + (self.norm_kind == "denominator")
+        if self.levels is None:
+            return {"S": (B, self.n_head, self.key_width, width)}
+        n_states = self.levels.n_levels - 1  # level 0 is the token itself
+        return {"S": (B, self.n_head, n_states, self.key_width, width)}
 
     def init_state(
         self, batch_size: int, device=None, dtype=None, length: int | None = None
@@ -308,8 +286,9 @@ class Mixer(nn.Module):
     def explicit_weights(self, p: Projection) -> torch.Tensor:
         """(B, H, T, T): each value's weight in the readout of a whole text, before a
         denominator."""
-        inputs, n = (p.q, p.k, p.erase), self.n_head // p.q.shape[2]
-        q, k, erase = (x if x is None else x.repeat_interleave(n, dim=2) for x in inputs)
+        q = self.for_all_heads(p.q)
+        k = self.for_all_heads(p.k)
+        erase = self.for_all_heads(p.erase)
         weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta, erase=erase)
         return weights if p.levels is None else weights * levels.factors(p.levels.transpose(1, 2))
 

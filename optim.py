@@ -120,6 +120,17 @@ class Muon(torch.optim.Optimizer):
                 p.mul_(kept).sub_(rate * step)
 
 
+def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
+    """A step of the optimizer, unless `skip` is true. A fused AdamW and Muon skip it on the device,
+    where found_inf is 1, as torch.amp.GradScaler tells them to; for another one, such as AdamW on
+    MPS, the host reads the number."""
+    if optimizer.defaults.get("fused") or isinstance(optimizer, Muon):
+        optimizer.found_inf = skip.float()
+        optimizer.step()
+    elif not skip:
+        optimizer.step()
+
+
 def unless(skip: Tensor, number: float, otherwise: float, like: Tensor) -> Tensor:
     """The number as a tensor () of the dtype and on the device of `like`; where skip is true, the
     other one. Nothing waits for the device, as torch.where would, which copies numbers to it."""

@@ -19,9 +19,11 @@ of recurrence.py; initial_state has the shape of the states, and there are
 """
 
 import torch
+import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
-from ops.fast import Inverse, Product
+from ops.fast import Inverse, Product, at_least_float32
 from ops.recurrence import prepare, to_chunks, weights
 
 
@@ -138,3 +140,36 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
 def _times(through, S):
     """What a block makes of a state, or of what an earlier block does."""
     return through * S if through.shape[-1] == 1 else Product.apply(through, S)
+
+
+class Levels(nn.Module):
+    """x (B, T, C) -> how much of each level a token reads, lambda (B, T, H, L) > 0.
+
+    log_linear: softplus(scale W x), about 0.69 at the start (Guo et al. 2025). merged: softmax(W x)
+    over the levels, and blocks are merged before the token reads: token 7, which completes a block
+    of 8, reads its past as one block and not as four.
+    """
+
+    def __init__(self, config, n_head):
+        super().__init__()
+        self.n_levels = max(2, 1 + (config.block_size - 1).bit_length())
+        self.is_merged = config.levels == "merged"
+        self.proj = nn.Linear(config.n_embd, n_head * self.n_levels, bias=False)
+        self.scale = None
+        if not self.is_merged:
+            self.scale = nn.Parameter(torch.empty(n_head * self.n_levels))
+
+    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
+        start.fill_(1.0)
+
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        y = at_least_float32(self.proj(x))
+        if not self.is_merged:
+            return F.softplus(self.scale * y).unflatten(-1, (-1, self.n_levels))
+        y = y.unflatten(-1, (-1, self.n_levels)).softmax(-1)
+        # the levels up to the one that the token completes are read as that one
+        end = torch.arange(start + 1, start + 1 + x.shape[1], device=x.device)[:, None, None]
+        level = torch.arange(self.n_levels, device=x.device)
+        completed = level_of(end, end - 1)  # (T, 1, 1)
+        level = level.maximum(completed).clamp(max=self.n_levels - 1)  # (T, 1, L)
+        return y.gather(-1, level.expand_as(y))

@@ -194,12 +194,17 @@ def check_same_weights(processes: Processes, path: Path | str) -> None:
         processes.check_same(sha256_of_file(find_checkpoint(path)), str(path), advice)
 
 
-def check_vocabulary(vocab_size: float, checkpoint: dict, dataset: Dataset) -> None:
-    """UserError for data whose ids mean something else to the checkpoint's model."""
+def check_vocabulary(vocab_size: int, checkpoint: dict, dataset: Dataset) -> None:
+    """UserError for data that the checkpoint's model, of so many ids, cannot read."""
     if dataset.vocab_size > vocab_size:
         raise UserError(
             f"{dataset.folder}: has {dataset.vocab_size} token ids, the model knows {vocab_size}"
         )
+    check_same_meaning(checkpoint, dataset)
+
+
+def check_same_meaning(checkpoint: dict, dataset: Dataset) -> None:
+    """UserError for data whose ids mean something else to the checkpoint's model."""
     for name in ("tokenizer", "alphabet"):
         ours = getattr(dataset, name)
         theirs = checkpoint.get("data", {}).get(name, ours)

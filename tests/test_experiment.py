@@ -390,7 +390,7 @@ def test_a_run_that_was_not_finite_has_a_row_and_one_that_crashed_has_none_but_a
         helpers.train(mqar, tmp_path / "infinite", eval_interval=1, **keys)
     error = capfd.readouterr().err
     assert "error: the output on a row of validation is not finite at step 1" in error
-    assert "ckpt.pt holds the last good step saved, 0" in error and load(tmp_path / "infinite")["iter_num"] == 0
+    assert "ckpt.pt holds step 0" in error and load(tmp_path / "infinite")["iter_num"] == 0
     row = finished("infinite", "")
     assert not row["finite"] and row["accuracy"] is None and [step for step, _ in row["curve"]] == [0]
     json.dumps(row, allow_nan=False)

@@ -209,7 +209,9 @@ def test_a_stopped_evaluation_loses_no_step_and_is_made_again(number, step, run,
         assert batches.count(number) == 2 and max(batches) == number  # no batch comes behind the signal, and no step
         assert checkpoints.load(out)["iter_num"] == step
         said = capfd.readouterr()
-        assert (f"\nSIGTERM: step {step} is saved and the run ends; " in said.err) == (name == "SIGTERM")
+        assert (f"\nSIGTERM: the run saves and ends; it is at step {step}, last saved {step}" in said.err) == (
+            name == "SIGTERM"
+        )
         assert (f"SIGTERM: saved at step {step} of 8; " in said.out) == (name == "SIGTERM")
         run(name, init_from="resume", **case)
         check_same_run(whole, out, helpers)
@@ -221,10 +223,8 @@ def test_what_a_signal_does_is_printed_when_it_comes_and_what_a_second_one_does(
     def signalled(model, config, dtype, step, batch):
         if step == 5:
             signal.raise_signal(signal.SIGINT)
-            assert (
-                "SIGINT: saving after this step (now 5, last saved 4), then the run ends. A second"
-                in capfd.readouterr().err
-            )
+            said = "SIGINT: the run saves and ends; it is at step 5, last saved 4. A second"
+            assert said in capfd.readouterr().err
         return loss(model, config, dtype, step, batch)
 
     monkeypatch.setattr(train, "micro_loss", signalled)

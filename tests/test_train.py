@@ -110,7 +110,7 @@ def test_dropout_is_drawn_anew_in_every_step(run, helpers, monkeypatch):
     assert len(set(plain.values())) == 1 and len(set(dropped.values())) == 8
     config = train.TrainConfig(**helpers.tiny | dict(dropout=0.5, vocab_size=32))
     net, x = train.make_model(config, None, None)[0], torch.arange(32)[None]
-    first, second, again = (train.micro_loss(net, config, "float32", 3, (m, x, x, 32)) for m in (0, 1, 0))
+    first, second, again = (train.micro_loss(net, config, "float32", 3, train.Batch(m, x, x, 32)) for m in (0, 1, 0))
     assert first == again != second  # and in every micro-step
 
 
