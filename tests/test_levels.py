@@ -7,9 +7,8 @@ from small_models import off_its_start
 from test_recurrence import B, H, every_rule, every_shape
 from test_recurrence import make_inputs as recurrence_inputs
 
-from mixer import Levels
 from model import GPT, MIXERS, GPTConfig
-from ops.levels import chunked, factors
+from ops.levels import Levels, chunked, factors
 from ops.recurrence import quadratic
 
 SMALL = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=9)

@@ -358,12 +358,12 @@ REFUSED = [
     (dict(attention="gla,softmax", gate="none,headwise", norm_first=False), "no layer has a norm"),
     (dict(attention="gla", readout_norm="denominator"), "both signs"),
     (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),
-    (dict(attention="mamba2,softmax", n_embd=12), "needs an even rope_fraction"),
+    (dict(attention="mamba2,softmax", n_embd=12), "must be even and at least 2"),
     (dict(attention="gla,monarch", block_size=65), "monarch takes at most 64; it runs token by token, since"),
     (dict(attention="deltanet", beta_max=1.5), "beta_max=1.5: must be one of 1.0, 2.0"),
     (dict(attention="softmax,gla", bias=True), "gla has no biases; leave bias out"),
     (dict(attention="sink_head", readout_norm="rms"), "it cancels the sink of sink_head"),
-    (dict(readout_norm="denominator"), "its weights are normed already"),
+    (dict(readout_norm="denominator"), "its weights sum to one already"),
     (dict(levels="log_linear"), "no layer of softmax has a recurrent state"),
 ]
 
