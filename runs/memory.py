@@ -7,7 +7,6 @@ memory all the same, configurator.report ends with one line.
 """
 
 import math
-import os
 import re
 import resource
 from pathlib import Path
@@ -22,69 +21,54 @@ from model import GPT, GPTConfig
 from runs.hardware import Processes
 from runs.parallel import is_fsdp
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-# files of a control group, of version 2 and of version 1: its limit, and what it uses
-VERSION_2 = ("memory.max", "memory.current")
-VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
-def ram_available() -> int:
-    """Bytes of RAM that this process may still take: the least that the machine, its container or
-    job and ulimit leave. Where the system does not say, all RAM of the machine."""
-    in_kb = re.search(r"MemAvailable: +(\d+) kB", text_of(PROC / "meminfo"))
-    if in_kb:
-        of_machine = 1024 * int(in_kb[1])
-    else:
-        of_machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(min(of_machine, of_groups(), of_ulimit()))
+def ram_available() -> float:
+    """Bytes of RAM that this process may still take: the least that the machine, its control group
+    (of a container or a job) and `ulimit -v` leave. Infinite where the system does not say."""
+    return min(of_machine(), of_groups(), of_ulimit())
 
 
-def text_of(file: Path) -> str:
-    """The content of a file of the system; nothing where there is none."""
+def number_in(file: Path, pattern: str) -> float:
+    """The number that the pattern finds in a file of the system; infinite where there is none."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ""
+        return math.inf
+    found = re.search(pattern, text, re.MULTILINE)
+    return int(found[1]) if found else math.inf
+
+
+def of_machine() -> float:
+    return 1024 * number_in(PROC / "meminfo", r"^MemAvailable: +(\d+) kB")
 
 
 def of_groups() -> float:
-    """Bytes that the control groups of this process leave it, such as a container's or those of a
-    job of SLURM."""
+    """Of the control groups (version 2) of this process: the limit of each holds for those in it."""
+    try:
+        line = (PROC / "self" / "cgroup").read_text(encoding="utf-8").strip()
+    except OSError:
+        return math.inf
+    group = CGROUPS / line.rpartition(":")[2].lstrip("/")
     left = math.inf
-    for line in text_of(PROC / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root = CGROUPS / "memory" if controllers else CGROUPS
-        group = root / path.lstrip("/")
-        # the limit of a group holds for those in it; a container sees its own as the root, and the
-        # path is not there
-        for folder in [group, *group.parents]:
-            if folder == root or root in folder.parents:
-                left = min(left, of_group(folder, VERSION_1 if controllers else VERSION_2))
+    # a container sees its own group as the root
+    for folder in [group, *group.parents, CGROUPS]:
+        limit = number_in(folder / "memory.max", r"^(\d+)$")
+        if limit < math.inf:
+            used = number_in(folder / "memory.current", r"^(\d+)$")
+            # pages of files count as used, and are given back when they are wanted
+            cached = number_in(folder / "memory.stat", r"^inactive_file (\d+)$")
+            left = min(left, max(0, limit - used + (cached if cached < math.inf else 0)))
     return left
 
 
-def of_group(folder: Path, names: tuple[str, str]) -> float:
-    """Bytes that a control group leaves; infinity for one without a limit."""
-    limit = text_of(folder / names[0]).strip()
-    used = text_of(folder / names[1]).strip()
-    if not limit.isdigit() or not used.isdigit():  # "max", or no group
-        return math.inf
-    # pages of files count as used, and are given back when they are wanted
-    cached = re.search(
-        r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE
-    )
-    return max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0))
-
-
 def of_ulimit() -> float:
-    """Bytes that `ulimit -v` leaves this process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    used = re.search(r"VmSize:\s+(\d+) kB", text_of(PROC / "self" / "status"))
-    if limit == resource.RLIM_INFINITY or not used:
+    if limit == resource.RLIM_INFINITY:
         return math.inf
-    return max(0, limit - 1024 * int(used[1]))
+    return max(0, limit - 1024 * number_in(PROC / "self" / "status", r"^VmSize:\s+(\d+) kB"))
 
 
 class NotEnoughMemory(UserError):
@@ -121,7 +105,7 @@ def check(config, needed: float, device: str, processes_here: int = 1) -> None:
     if device == "cuda":
         available = torch.cuda.mem_get_info()[0]
     else:
-        available = ram_available() // processes_here
+        available = ram_available() / processes_here
     if needed > available and config.memory_check:
         raise NotEnoughMemory(
             f"at least {tqdm.format_sizeof(needed, 'B')} of memory would be needed, and "

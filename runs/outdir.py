@@ -31,10 +31,10 @@ from base.rules import wrong_field
 from configurator import UserError
 from runs import checkpoint as checkpoints
 from runs.hardware import Processes
-from runs.imports import imported_files
 from runs.loggers import LOGGERS, METRICS, JsonLines
 
 ROOT = Path(__file__).resolve().parents[1]
+NOT_CODE = ("config", "docs", "results", "tests")  # folders that no run reads its code from
 # what a line of metrics.jsonl has, and one of each event besides; rules.wrong_field says how the
 # tables are read
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}
@@ -214,11 +214,22 @@ def read_metrics(file: Path) -> list[dict]:
 
 
 def code_of_the_project() -> list[str]:
-    """The files of code, but for tests: those at most a folder deep, and all that they import,
-    however deep it lies. They are enough to run any script of a run."""
-    found = [*ROOT.glob("[!.]*.py"), *ROOT.glob("[!.]*/[!.]*.py")]
-    names = [str(file.relative_to(ROOT)) for file in found]
-    return imported_files(ROOT, [name for name in names if not name.startswith("tests/")])
+    """The Python files of the repository, relative to it, but for NOT_CODE, hidden folders,
+    environments and the code that runs have kept. They are enough to run any script of a run."""
+    names = []
+    for folder, inner, files_there in os.walk(ROOT):
+        inner[:] = [name for name in inner if has_code(Path(folder) / name)]
+        for name in files_there:
+            if name.endswith(".py") and not name.startswith("."):
+                names.append(str((Path(folder) / name).relative_to(ROOT)))
+    return sorted(names)
+
+
+def has_code(folder: Path) -> bool:
+    is_of_a_run = folder.name == "code" and folder.with_name("config.json").is_file()
+    is_environment = (folder / "pyvenv.cfg").is_file()
+    is_left_out = folder.parent == ROOT and folder.name in NOT_CODE
+    return not (folder.name.startswith(".") or is_of_a_run or is_environment or is_left_out)
 
 
 def check_same_start(processes: Processes, config: Any, paths: Collection[str]) -> None:
@@ -233,14 +244,9 @@ def check_same_start(processes: Processes, config: Any, paths: Collection[str]) 
 
 
 def code_sha256() -> tuple[str, dict[str, str]]:
-    """(SHA-256 of the code of a run, {file: its own SHA-256}).
-
-    The code is train.py and every file of the repository that it imports, directly or through
-    others. It is read off the files (runs/imports.py): all runs of one state of the repository have
-    the same hash, whichever options they have and whichever of the modules those have loaded. Rows
-    of an experiment whose hashes differ are of different code.
-    """
-    by_file = sha256_of(imported_files(ROOT, ["train.py"]))
+    """(SHA-256 of the code of the project, {file: its own SHA-256}). Rows of an experiment whose
+    hashes differ are of different code."""
+    by_file = sha256_of(code_of_the_project())
     return hashlib.sha256(json.dumps(by_file).encode()).hexdigest(), by_file
 
 

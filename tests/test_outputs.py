@@ -318,7 +318,7 @@ def test_a_run_that_goes_on_in_a_hard_linked_copy_leaves_the_first_one_as_it_is(
     before = state_of(first)
     (tmp_path / "clone").mkdir()
     for name in outdir.code_of_the_project():  # a clone whose code was edited
-        (tmp_path / "clone" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "clone" / name).write_bytes((ROOT / name).read_bytes() + b"# edited\n")
     monkeypatch.setattr(outdir, "ROOT", tmp_path / "clone")
     run("copy", **keys | {"max_iters": 3, "init_from": "resume"})

@@ -299,24 +299,22 @@ def test_what_fits_to_the_byte_is_not_refused_and_memory_check_false_tries_the_r
     assert "memory_check=false" in helpers.error_of(memory.check, train.TrainConfig(), 101, "cpu", processes_here=2)
 
 
-@pytest.mark.parametrize("version", [2, 1])
-def test_a_container_and_a_job_around_it_leave_less_than_the_machine(version, tmp_path, monkeypatch):
+def test_a_container_and_a_job_around_it_leave_less_than_the_machine(tmp_path, monkeypatch):
+    root = tmp_path / "cgroup"
     monkeypatch.setattr(memory, "PROC", tmp_path)
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "CGROUPS", root)
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   5 kB\n")
     assert memory.ram_available() == 5 * 1024
     (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "cgroup").write_text({2: "0::/job/step\n", 1: "3:cpu:/job\n4:memory:/job/step\n"}[version])
-    root = {2: tmp_path / "cgroup", 1: tmp_path / "cgroup" / "memory"}[version]
-    names = {2: memory.VERSION_2, 1: memory.VERSION_1}[version]
+    (tmp_path / "self" / "cgroup").write_text("0::/job/step\n")
     for folder, limit, used in [("", "max", "4000"), ("job", "4000", "1500"), ("job/step", "max", "10")]:
         (root / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in zip(names, (limit, used), strict=True):
-            (root / folder / name).write_text(f"{text}\n")
+        (root / folder / "memory.max").write_text(f"{limit}\n")
+        (root / folder / "memory.current").write_text(f"{used}\n")
     assert memory.ram_available() == 2500
     (root / "job" / "memory.stat").write_text("anon 1300\ninactive_file 200\n")  # pages that are given back
     assert memory.ram_available() == 2700
-    (root / names[0]).write_text("4500\n")  # a container sees its own group as the root
+    (root / "memory.max").write_text("4500\n")  # a container sees its own group as the root
     assert memory.ram_available() == 500
 
 

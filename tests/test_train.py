@@ -23,7 +23,6 @@ from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs import checkpoint as checkpoints
 from runs import hardware, loggers, outdir, parallel
-from runs.imports import imported_files
 
 KEYS = dict(meters=False)
 
@@ -292,17 +291,7 @@ def test_a_mixer_in_a_file_of_its_own_is_hashed_named_on_resume_and_kept_with_th
     assert checkpoints.load(tmp_path / "again")["code_sha256"] == checkpoints.load(out)["code_sha256"]
 
 
-def test_a_file_that_is_no_longer_imported_is_named_on_resume(run, project, capsys):
-    before = (project / "model.py").read_text()
-    (project / "mine.py").write_text("")
-    (project / "model.py").write_text(before + "import mine\n")
-    run("out", max_iters=1)
-    (project / "model.py").write_text(before)
-    run("out", max_iters=2, init_from="resume")
-    assert "the code has changed since this checkpoint: mine.py, model.py\n" in capsys.readouterr().out
-
-
-def test_the_code_of_a_run_is_every_file_that_its_process_has_imported(keys, tmp_path, helpers):
+def test_the_code_of_a_run_has_every_file_that_its_process_has_imported(keys, tmp_path, helpers):
     """A process that trains notes what it has loaded by its end."""
     noted = tmp_path / "files.json"
     program = tmp_path / "program.py"
@@ -323,54 +312,14 @@ def test_the_code_of_a_run_is_every_file_that_its_process_has_imported(keys, tmp
     assert {"model.py", "variants.py", "data/shards.py", "runs/probe.py"} < loaded <= hashed
 
 
-IMPORTS = {  # a file of a project: the files under its folder that it imports
-    "import torch, json": [],
-    "import lone": ["lone.py"],
-    "import pack": ["pack/__init__.py"],
-    "import pack.inner.deep as deep": ["pack/__init__.py", "pack/inner/deep.py"],
-    "from pack import one": ["pack/__init__.py", "pack/one.py"],
-    "from pack import something": ["pack/__init__.py"],
-    "from pack import *": ["pack/__init__.py"],
-    "from pack.inner.deep import f": ["pack/__init__.py", "pack/inner/deep.py"],
-    "import space.leaf": ["space/leaf.py"],  # a folder without __init__.py
-    "import user": [
-        "lone.py",
-        "pack/__init__.py",
-        "pack/one.py",
-        "user.py",
-    ],  # which imports lone, and within pack .one
-    "def f():\n    import lone": ["lone.py"],
-    "if True:\n    try:\n        import lone\n    except ImportError:\n        pass": ["lone.py"],
-    "import importlib\nimportlib.import_module('pack.one')": ["pack/__init__.py", "pack/one.py"],
-    "__import__('lone')": ["lone.py"],
-    "import_module('/etc/passwd'), import_module(''), import_module(name)": [],
-    "no Python": [],
-}
-
-
-@pytest.mark.parametrize("text", IMPORTS)
-def test_what_a_file_imports_is_read_off_it(text, tmp_path):
-    files = {
-        "lone.py": "import start", "pack/__init__.py": "", "pack/one.py": "from . import absent",
-        "pack/inner/deep.py": "", "space/leaf.py": "", "user.py": "import lone\nimport pack.one",
-        "start.py": text,
-    }  # fmt: skip
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert imported_files(tmp_path, ["start.py"]) == sorted(["start.py", *IMPORTS[text]])
-
-
-def test_a_package_imports_its_own_modules_by_dots(tmp_path):
-    files = {
-        "start.py": "import pack.inner.deep", "pack/__init__.py": "from .one import x", "pack/one.py": "",
-        "pack/two.py": "", "pack/three.py": "", "pack/inner/__init__.py": "from . import near",
-        "pack/inner/near.py": "from ..two import x", "pack/inner/deep.py": "from .. import three",
-    }  # fmt: skip
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert imported_files(tmp_path, ["start.py"]) == sorted(files)
+def test_the_code_is_every_file_but_those_of_environments_tests_and_what_runs_have_kept(project):
+    before = outdir.code_of_the_project()
+    left_out = ("tests/test_a.py", "config/a.py", ".hidden/a.py", "mine/env/a.py", "out/a/code/a.py", "data/a.txt")
+    taken = ("mine/a.py", "mine/code/b.py", "data/mine/prepare.py")
+    for name in (*left_out, *taken, "mine/env/pyvenv.cfg", "out/a/config.json"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("")
+    assert set(outdir.code_of_the_project()) - set(before) == set(taken)
 
 
 def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(run, text, helpers, evaluated, capsys):
