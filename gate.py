@@ -26,7 +26,6 @@ POSITIONS = {
     "output": lambda mixer: (1, mixer.config.n_embd),
     "denominator": lambda mixer: (mixer.n_head, 1),
 }
-READOUT_ACTIVATIONS: dict = {"none": lambda o: o, "silu": F.silu, "square": torch.square}
 
 # (y, g, slope) -> y'; what else is known of each, is_factor and is_positive find out
 GATE_ACTIVATIONS = {
@@ -96,8 +95,7 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     cancels it.
 
     On the readout it is, if it comes before the norm; on q, k or v, if the readout is linear in it:
-    on q always, on k and v if the gate is static, that is, the same for all tokens. post_norm
-    cancels a factor that all heads share.
+    on q always, on k and v if the gate is static, that is, the same for all tokens.
     """
     norm = mixer.norm_of(config)
     if granularity not in ("headwise", "scalar") or not is_factor(config.gate_activation):
@@ -105,19 +103,10 @@ def has_no_effect(granularity: str, position: str, mixer, config) -> bool:
     is_shared = position in mixer.linear_in and (
         position == "query" or config.gate_input == "static"
     )
-    scales_readout = position == "readout" or is_shared and config.readout_activation == "none"
-    scales_branch = granularity == "scalar" and (
-        position == "output" or scales_readout and not config.bias
-    )
-    if scales_branch and config.post_norm and is_positive(config.gate_activation):
-        return True
     if norm == "none":
         return False
-    if granularity == "headwise" and norm != "denominator":
-        with torch.device("meta"):  # for its sizes alone
-            layer = mixer(config, LayerGate(False, {}))
-        if layer.norm_groups not in (None, layer.n_head):
-            return False
+    if granularity == "headwise" and norm != "denominator" and mixer.norms_heads_together:
+        return False
     if position == "readout":
         return norm != "denominator" and not config.norm_first
     # v is in the numerator, not in the denominator
@@ -170,7 +159,7 @@ class Gate(nn.Module):
             self.down = nn.Linear(config.n_embd, rank, bias=False) if rank else None
             n_in = rank or config.n_embd
             self.proj = (
-                nn.Linear(n_in, size, config.native_bias)
+                nn.Linear(n_in, size, bias=False)
                 if native
                 else ZeroLinear(n_in, size, config.gate_bias)
             )

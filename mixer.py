@@ -13,7 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError
-from gate import POSITIONS, READOUT_ACTIVATIONS, Gate
+from gate import POSITIONS, Gate
 from keys import GPTConfig
 from ops import kernels, levels, recurrence
 from ops.fast import at_least_float32
@@ -96,6 +96,9 @@ class Mixer(nn.Module):
     # logit in float32; an FFT does, which adds all tokens up before it rounds
     tolerance = 0.0
     published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
+    # whether the readout's RMSNorm takes all heads together, with a weight for every channel; else
+    # each head is normed on its own, and all have one weight
+    norms_heads_together = False
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
     native_gate: tuple[str, str] | None = None
     # a factor on one of these is a factor on the readout
@@ -131,15 +134,11 @@ class Mixer(nn.Module):
                 f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax"
             )
 
-    def __init__(self, config, gate, *, query, key, value, norm_groups=None, native_rank=0):
+    def __init__(self, config, gate, *, query, key, value, native_rank=0):
         """query, key, value: (heads, width) of each. native_rank: rank of the native gate's weight
-        (0: full rank).
-
-        norm_groups: number of groups of heads that the readout's RMSNorm takes apart, with a weight
-        for every channel; None: each head is normed on its own, and all have one weight.
-        """
+        (0: full rank)."""
         super().__init__()
-        self.config, self.norm_kind, self.norm_groups = config, self.norm_of(config), norm_groups
+        self.config, self.norm_kind = config, self.norm_of(config)
         # not in read, which torch.compile traces
         self.has_fla = config.kernels != "torch" and kernels.has_fla()
         # of the recurrence that the last call took, in the words that train.py prints
@@ -166,12 +165,11 @@ class Mixer(nn.Module):
 
         self.norm = None
         if self.norm_kind in READOUT_NORMS:
-            width = self.n_head * self.value_width if norm_groups else self.value_width
+            width = self.value_width
+            if self.norms_heads_together:
+                width = self.n_head * width
             self.norm = READOUT_NORMS[self.norm_kind](width, eps=config.norm_eps)
-            self.norm.groups = norm_groups or 1
-        is_alone = (
-            type(self.norm) is RMSNorm and not norm_groups and config.readout_activation == "none"
-        )
+        is_alone = type(self.norm) is RMSNorm and not self.norms_heads_together
         self.is_fused = (
             self.has_fla and is_alone and any(gate.has_kernel for gate in self.after_norm[:1])
         )
@@ -285,12 +283,13 @@ class Mixer(nn.Module):
         return o
 
     def normed(self, o: torch.Tensor) -> torch.Tensor:
-        """The readout's RMSNorm, computed in at least float32, and its activation: (B, T, H, Dv) ->
-        the same shape."""
-        if self.norm is not None:
-            o = at_least_float32(o)
-            o = self.norm(o.flatten(2) if self.norm_groups else o).view_as(o)
-        return READOUT_ACTIVATIONS[self.config.readout_activation](o)
+        """The readout's RMSNorm, computed in at least float32: (B, T, H, Dv) -> the same shape."""
+        if self.norm is None:
+            return o
+        o = at_least_float32(o)
+        if self.norms_heads_together:
+            return self.norm(o.flatten(2)).view_as(o)
+        return self.norm(o)
 
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
         """{name: shape} of the tensors of the state of B sequences of at most `length` tokens,

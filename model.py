@@ -19,7 +19,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice
-from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate, check_gate
+from gate import GATE_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection
 from ops import IGNORE, kernels, layers, sampling
@@ -43,13 +43,16 @@ class Softmax(Mixer):
     past_block_size = "rolls"
     linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
     has_positive_weights = True
+    qkv_bias = False
+    rope_fraction = 1.0  # share of a head's channels that RoPE turns: the first ones
     bias: Callable | None = None
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
-        if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
+        rotated = int(config.head_dim * cls.rope_fraction)
+        if "rope" in config.position and (rotated < 2 or rotated % 2):
             raise UserError(
-                f"position='rope': needs an even rope_fraction * head_dim, not {config.rotated}"
+                f"position='rope': {name} needs an even number of channels to turn, not {rotated}"
             )
         if cls.norm_of(config) == "denominator":
             raise UserError(
@@ -60,35 +63,30 @@ class Softmax(Mixer):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
         self.widths = [H * D, Hk * D, Hk * D]
-        self.qkv = FusedLinear(config.n_embd, self.widths, bias=config.bias or config.qkv_bias)
+        self.qkv = FusedLinear(config.n_embd, self.widths, bias=config.bias or self.qkv_bias)
         self.conv = make_conv(config, sum(self.widths))
         self.q_norm = self.k_norm = None
         if config.qk_norm:
-            is_over_all = config.qk_norm_over == "all"
-            self.q_norm = RMSNorm(H * D if is_over_all else D, eps=config.norm_eps)
-            self.k_norm = RMSNorm(Hk * D if is_over_all else D, eps=config.norm_eps)
+            self.q_norm = RMSNorm(D, eps=config.norm_eps)
+            self.k_norm = RMSNorm(D, eps=config.norm_eps)
         if "rope" in config.position:
             length = config.rope_length or config.block_size
             scaling = (config.rope_scaling, config.rope_factor, length)
-            frequencies = (layers.rope_frequencies, config.rotated, config.rope_base, *scaling)
-            self.angles = layers.Angles(*frequencies)
+            rotated = int(D * self.rope_fraction)
+            self.angles = layers.Angles(
+                layers.rope_frequencies, rotated, config.rope_base, *scaling
+            )
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv = self.conv(self.qkv(x), state).split(self.widths, dim=-1)
         q, k, v = (y.unflatten(-1, (-1, self.value_width)) for y in qkv)  # (B, T, H or Hk, D)
         if self.q_norm is not None:
-            q = self.normed_over_channels(self.q_norm, q)
-            k = self.normed_over_channels(self.k_norm, k)
+            q = self.q_norm(at_least_float32(q))
+            k = self.k_norm(at_least_float32(k))
         if word_of(self.config.position, self.layer) == "rope":
             q = layers.rotate(q, start, self.angles)
             k = layers.rotate(k, start, self.angles)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
-
-    def normed_over_channels(self, norm: nn.Module, y: torch.Tensor) -> torch.Tensor:
-        """y (B, T, heads, D), normed over the channels of a head, or over those of all heads."""
-        if self.config.qk_norm_over == "all":
-            return norm(at_least_float32(y).flatten(2)).view_as(y)
-        return norm(at_least_float32(y))
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         q, k, v = (x.transpose(1, 2) for x in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
@@ -219,7 +217,8 @@ class GLA(Mixer):
     native_gate = ("silu", "after norm")
 
     def __init__(self, config, gate):
-        C, H, (Dk, Dv) = config.n_embd, config.n_head, config.delta_widths
+        C = config.n_embd
+        _, H, Dk, Dv = config.head_sizes
         super().__init__(config, gate, query=(H, Dk), key=(H, Dk), value=(H, Dv))
         self.split = (H * Dk, H * Dk, H * Dv)
         self.qkv = FusedLinear(C, self.split)
@@ -238,30 +237,18 @@ class GLA(Mixer):
 
 
 class Mamba2(Mixer):
-    """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by a group of
-    heads, plus D x."""
+    """Mamba-2 (Dao & Gu 2024): decay exp(-dt A) per head, v = dt x, q and k shared by all heads,
+    plus D x."""
 
     published_norm = "rms"
+    norms_heads_together = True
     native_gate = ("silu", "before norm")
     linear_in = ("value",)  # the term D x has neither q nor k
 
-    @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
-        super().check(name, config)
-        if config.n_groups > 1 and cls.norm_of(config) not in ("rms", "none"):
-            raise UserError(
-                f"n_groups={config.n_groups}: {name}'s readout then has an RMSNorm a group, or none"
-            )
-        if config.expand * config.n_head % config.n_groups:
-            raise UserError(
-                f"n_groups={config.n_groups}: must divide {name}'s {config.expand * config.n_head} heads"
-            )
-
     def __init__(self, config, gate):
-        H, D = config.expand * config.n_head, config.head_dim
-        G, N = config.n_groups, config.state_size
-        super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), norm_groups=G)
-        self.split = (H * D, G * N, G * N)
+        H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
+        super().__init__(config, gate, query=(1, N), key=(1, N), value=(H, D))
+        self.split = (H * D, N, N)
         self.in_proj = FusedLinear(config.n_embd, [*self.split, H])
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(H)) for _ in range(3))
@@ -269,7 +256,7 @@ class Mamba2(Mixer):
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
         v, k, q = F.silu(self.conv(vkq, state)).split(self.split, dim=-1)
-        k, q = (y.unflatten(-1, (-1, self.key_width)) for y in (k, q))  # (B, T, G, N)
+        k, q = (y.unflatten(-1, (1, -1)) for y in (k, q))  # (B, T, 1, N)
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, D)
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
         dt_v = (dt[..., None] * v).to(v.dtype)
@@ -294,7 +281,7 @@ class DeltaNet(Mixer):
     def __init__(self, config, gate, n=1, betas=None):
         """n: how many keys, values and betas a head has of a token. betas: rows of beta's matrices
         (None: n of H)."""
-        Hk, H, Dk, Dv = config.delta_sizes
+        Hk, H, Dk, Dv = config.head_sizes
         native_rank = Dv if self.decay == "channel" else 0
         super().__init__(
             config, gate, query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv), native_rank=native_rank
@@ -365,7 +352,6 @@ def check_layers(config: GPTConfig) -> None:
     together."""
     check_choice("mlp", config.mlp, MLPS)
     check_choice("gate_activation", config.gate_activation, GATE_ACTIVATIONS)
-    check_choice("readout_activation", config.readout_activation, READOUT_ACTIVATIONS)
     check_choice(
         "readout_norm", config.readout_norm, ("published", "none", "denominator", *READOUT_NORMS)
     )
@@ -453,13 +439,13 @@ class Block(nn.Module):
         super().__init__()
         C, make_mlp = config.n_embd, MLPS[config.mlp]
         self.norm_1, self.norm_2 = make_norm(config), make_norm(config) if make_mlp else None
-        self.mixer, self.mlp, self.post_norm = MIXERS[name](config, gate), None, config.post_norm
+        self.mixer, self.mlp = MIXERS[name](config, gate), None
         self.dropout = nn.Dropout(config.dropout)
         if make_mlp is None:
             return
         n = make_mlp.n_matrices
         # with as many parameters as a gelu's
-        hidden = config.mlp_width or round(config.mlp_ratio * C * 2 / n)
+        hidden = round(config.mlp_ratio * C * 2 / n)
         if config.match_params:
             unit = n * C + (n - 1) * config.bias  # parameters of a hidden unit of the MLP
             hidden -= round(sum(p.numel() for p in self.mixer.gates.parameters()) / unit)
@@ -474,14 +460,13 @@ class Block(nn.Module):
 
     def forward(self, x, state=None, start=0, only=None):
         """only: as in Mixer, for a block that is_per_token."""
-        y = self.mixer(x if self.post_norm else self.norm_1(x), state, start, only)
-        x = (x if only is None else x[only][None]) + self.dropout(
-            self.norm_1(y) if self.post_norm else y
-        )
+        y = self.mixer(self.norm_1(x), state, start, only)
+        if only is not None:
+            x = x[only][None]
+        x = x + self.dropout(y)
         if self.mlp is None:
             return x
-        y = self.norm_2(self.mlp(x)) if self.post_norm else self.mlp(self.norm_2(x))
-        return x + self.dropout(y)
+        return x + self.dropout(self.mlp(self.norm_2(x)))
 
 
 def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -506,9 +491,10 @@ class GPT(nn.Module):
         self.config = config
         # drawn first: the modules below draw weights, too
         seed = int(torch.randint(2**31, (), device="cpu"))
-        rows = -(-config.vocab_size // config.pad_vocab_to) * config.pad_vocab_to
-        self.wte = nn.Embedding(rows, config.n_embd)
-        self.head = None if config.tie_embeddings else nn.Linear(config.n_embd, rows, bias=False)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.head = None
+        if not config.tie_embeddings:
+            self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.wpe = (
             nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         )
@@ -602,25 +588,17 @@ class GPT(nn.Module):
 
     @property
     def output_weight(self) -> torch.Tensor:
-        """The weight of the output layer (rows, C): the embedding's own where they are tied."""
+        """The weight of the output layer (vocab_size, C): the embedding's own where they are tied."""
         return (self.wte if self.head is None else self.head).weight
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., C) -> float logits (..., vocab_size)."""
-        logits = at_least_float32(F.linear(x, self.output_weight)[..., : self.config.vocab_size])
-        cap = self.config.logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return at_least_float32(F.linear(x, self.output_weight))
 
     def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The sum over the labels that training lowers: token_losses(self.logits(x), targets).sum(),
         without the logits in memory (ops/loss.py). Hidden states x (B, T, C), targets (B, T)."""
-        return cross_entropy_sum(
-            x,
-            self.output_weight,
-            targets,
-            vocab_size=self.config.vocab_size,
-            softcap=self.config.logit_softcap,
-        )
+        return cross_entropy_sum(x, self.output_weight, targets, vocab_size=self.config.vocab_size)
 
     def forward(
         self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean"

@@ -2,146 +2,129 @@
 mean."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from configurator import UserError, show
-from hub.families import FAMILIES, GATED, read_fla, read_transformers
+from hub.families import FAMILIES, GATED, NAMES, kind_of, read_fla
 from model import GPTConfig
 from ops.fast import at_least_float32
 
 
 class Part(NamedTuple):
-    """Tensors of theirs and of ours that have the same rows, in another order."""
+    """Tensors of theirs and of ours that have the same blocks of rows, each a letter, in another
+    order. A tensor has the rows of each of its blocks in group 0, then those in group 1 ..."""
 
-    theirs: dict[str, int]  # {name: number of rows}; 0 where a single tensor keeps its rows
-    ours: dict[str, int]
-    order: torch.Tensor | None  # of each of their rows, the number of ours; None: the same
-    translation: tuple[Callable, Callable]  # of the numbers: theirs to ours, ours to theirs
+    theirs: dict[str, tuple[int, str]]  # {name: (groups, blocks)}
+    ours: dict[str, str]  # {name: blocks}
+    sizes: dict[str, int]  # rows of each block
 
-    def to_ours(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-        if self.order is not None:
-            # unflatten is for its error where one has another number of rows
-            weights = [
-                weight.unflatten(0, (n,))
-                for weight, n in zip(weights, self.theirs.values(), strict=True)
-            ]
-            weights = torch.cat(weights)[self.order.argsort()].split([*self.ours.values()])
-        return list(map(self.translation[0], weights))
+    def to_ours(self, tensors: dict, family: str, block_size: int) -> dict[str, torch.Tensor]:
+        rows = {}
+        for name, (groups, blocks) in self.theirs.items():
+            rows |= split(tensors[name], groups, blocks, self.sizes)
+        made = {}
+        for name, blocks in self.ours.items():
+            translate, _ = translation(name, family, block_size)
+            made[name] = translate(join(rows, 1, blocks))
+        return made
 
-    def to_theirs(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-        weights = list(map(self.translation[1], weights))
-        return (
-            weights
-            if self.order is None
-            else torch.cat(weights)[self.order].split([*self.theirs.values()])
-        )
+    def to_theirs(self, weights: dict, family: str, block_size: int) -> dict[str, torch.Tensor]:
+        rows = {}
+        for name, blocks in self.ours.items():
+            _, translate = translation(name, family, block_size)
+            rows |= split(translate(weights[name]), 1, blocks, self.sizes)
+        return {name: join(rows, *place) for name, place in self.theirs.items()}
 
 
-def parts_of(config: GPTConfig, family: str, names: Iterable[str]) -> Iterator[Part]:
-    """Yields every Part of the model, each tensor in one of them. names: those of our tensors."""
-    layers, blocks_there, shared = config.layers(), FAMILIES[family].blocks, {}
-    for i, (mixer, gate) in enumerate(layers):
+def split(tensor: torch.Tensor, groups: int, blocks: str, sizes: dict) -> dict[str, torch.Tensor]:
+    """{block: its rows} of a tensor."""
+    if len(blocks) == 1:
+        return {blocks: tensor}
+    rows = [sizes[block] // groups for block in blocks]
+    parts = tensor.unflatten(0, (groups, -1)).split(rows, dim=1)
+    return {block: part.flatten(0, 1) for block, part in zip(blocks, parts, strict=True)}
+
+
+def join(rows: dict[str, torch.Tensor], groups: int, blocks: str) -> torch.Tensor:
+    """The tensor of these blocks."""
+    if len(blocks) == 1:
+        return rows[blocks]
+    parts = [rows[block].unflatten(0, (groups, -1)) for block in blocks]
+    return torch.cat(parts, dim=1).flatten(0, 1)
+
+
+def parts_of(config: GPTConfig, family: str, names: Collection[str]) -> Iterator[Part]:
+    """Yields every Part of the model, each tensor in one of them. names: those of our tensors.
+    Raises UserError for one that the family does not have."""
+    there = FAMILIES[family].blocks
+    shared = set()
+    for i, (mixer, gate) in enumerate(config.layers()):
         for theirs, ours, sizes in shared_rows(config, family, mixer, gate):
-            blocks = "".join(ours.values())
-            of_blocks = [sizes[block] for block in blocks]
-            rows = dict(zip(blocks, torch.arange(sum(of_blocks)).split(of_blocks), strict=True))
-            order = [
-                torch.cat(
-                    [rows[block].unflatten(0, (groups, -1)) for block in blocks], dim=1
-                ).flatten()
-                for groups, blocks in theirs.values()
-            ]
             for kind in ("weight", "bias"):
-                there = {
-                    f"{blocks_there}.{i}.{name}.{kind}": len(x)
-                    for name, x in zip(theirs, order, strict=True)
-                }
-                here = {
-                    f"blocks.{i}.{name}.{kind}": sum(sizes[x] for x in blocks)
-                    for name, blocks in ours.items()
-                }
-                shared |= dict.fromkeys(here, (there, here, torch.cat(order)))
+                part = Part(
+                    {f"{there}.{i}.{module}.{kind}": place for module, place in theirs.items()},
+                    {f"blocks.{i}.{module}.{kind}": blocks for module, blocks in ours.items()},
+                    sizes,
+                )
+                if part.ours.keys() <= set(names):
+                    shared |= part.ours.keys()
+                    yield part
     for name in names:
-        theirs = their_name(name, config, family, is_shared=name in shared)
-        there, here, order = shared.get(name, ({theirs: 0}, {name: 0}, None))
-        if name == next(iter(here)):  # the others come with the first
-            yield Part(there, here, order, translation(name, family, config.block_size))
+        if name not in shared:
+            yield Part({their_name(name, config, family): (1, "x")}, {name: "x"}, {})
 
 
-def their_name(name: str, config: GPTConfig, family: str, is_shared: bool) -> str:
+def their_name(name: str, config: GPTConfig, family: str) -> str:
     """What a tensor of ours is called there. Raises UserError for one that the family does not
-    have.
-
-    is_shared: its rows are shared out otherwise, under other names: the name is then returned as it
-    is.
-    """
+    have."""
     about = FAMILIES[family]
     layer, module, kind = re.fullmatch(
         r"(?:blocks\.(\d+)\.)?(.+?)(\.weight|\.bias)?", name, re.S
     ).groups()
-    if layer is not None and about.read is read_transformers and module.startswith("mixer."):
-        mixer = config.layers()[int(layer)][0]
-        module = mixer + module.removeprefix("mixer")
-    place = "" if layer is None else f"{about.blocks}.{layer}."
-    has_it = kind != ".bias" or re.fullmatch(about.biases, module)
-    if has_it and is_shared:
-        return name
-    for pattern, replacement in about.names.items():
-        if has_it and re.fullmatch(pattern, module):
-            return place + re.sub(pattern, replacement, module) + (kind or "")
-    raise UserError(f"{family} has no place for {show(name)}")
+    place = ""
+    if layer is not None:
+        place = f"{about.blocks}.{layer}."
+        if about.names is NAMES and module.startswith("mixer."):
+            mixer, _ = config.layers()[int(layer)]
+            module = kind_of(mixer) + module.removeprefix("mixer")
+    if module not in about.names:
+        raise UserError(f"{family} has no place for {show(name)}")
+    return place + about.names[module] + (kind or "")
 
 
 def shared_rows(
     config: GPTConfig, family: str, mixer: str, gate: Any
 ) -> Iterator[tuple[dict, dict, dict]]:
-    """The weights of a layer whose rows are shared out otherwise there: ({name of theirs: (groups,
-    blocks)}, {name of ours: blocks}, {block: its rows}), in the order of ours. Blocks are letters.
-    A tensor has the rows of each of its blocks in group 0, then those in group 1 ... The model need
-    not have all of them.
+    """The modules of a layer whose rows are shared out otherwise there: ({name of theirs: (groups,
+    blocks)}, {name of ours: blocks}, {block: its rows}). The model need not have all of them.
 
     Softmax: q_proj may have the rows of the gate (g). Gated DeltaNet: ours has q, k, v, beta and dt
     in in_proj, and its gate z apart; Mamba-2's has all but the gate.
     """
-    is_of_fla, (Hk, H, Dk, Dv) = FAMILIES[family].read is read_fla, config.delta_sizes
+    is_of_fla = FAMILIES[family].read is read_fla
+    Hk, H, Dk, Dv = config.head_sizes
     sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
-    if family == "phi3":
-        sizes = dict.fromkeys("gu", config.mlp_width)
-        yield {"mlp.gate_up_proj": (1, "gu")}, {"mlp.glu": "g", "mlp.up": "u"}, sizes
-    elif mixer == "mamba2":
-        H = config.expand * config.n_head
-        sizes = {
-            "z": H * config.head_dim,
-            "x": H * config.head_dim + 2 * config.n_groups * config.state_size + H,
-        }
-        yield (
-            {"mixer.in_proj": (1, "zx")},
-            {"mixer.in_proj": "x", "mixer.gates.native.proj": "z"},
-            sizes,
-        )
-    elif mixer == "softmax" and family not in ("gpt2", "nanogpt"):
+    if mixer == "mamba2":
+        H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
+        ours = {"mixer.in_proj": "x", "mixer.gates.native.proj": "z"}
+        yield {"mixer.in_proj": (1, "zx")}, ours, {"z": H * D, "x": H * D + 2 * N + H}
+    elif kind_of(mixer) == "softmax" and family not in ("gpt2", "nanogpt"):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
-        granularity, place = (
-            gate.positions.get("readout", "none"),
-            "attn" if is_of_fla else "self_attn",
-        )
-        sizes = {
-            "q": H * D,
-            "k": Hk * D,
-            "v": Hk * D,
-            "g": H if granularity == "headwise" else H * D,
-        }
-        in_q_proj = (1, "q") if granularity == "none" else (H if family in GATED else Hk, "qg")
-        theirs = {
-            f"{place}.q_proj": in_q_proj,
-            f"{place}.k_proj": (1, "k"),
-            f"{place}.v_proj": (1, "v"),
-        }
-        with_gate = {} if granularity == "none" else {"mixer.gates.readout.proj": "g"}
-        yield theirs, {"mixer.qkv": "qkv"} | with_gate, sizes
+        granularity = gate.positions.get("readout")
+        sizes = {"q": H * D, "k": Hk * D, "v": Hk * D, "g": H * D}
+        ours = {"mixer.qkv": "qkv"}
+        in_q_proj = (1, "q")
+        if granularity:
+            ours["mixer.gates.readout.proj"] = "g"
+            in_q_proj = (H if family in GATED else Hk, "qg")
+        if granularity == "headwise":
+            sizes["g"] = H
+        place = "attn" if is_of_fla else "self_attn"
+        theirs = {"q_proj": in_q_proj, "k_proj": (1, "k"), "v_proj": (1, "v")}
+        yield {f"{place}.{name}": rows for name, rows in theirs.items()}, ours, sizes
     elif is_of_fla:
         in_proj = "qkvba" if mixer == "gated_deltanet" else "qkvb"
         for ours, theirs, blocks in (
@@ -149,19 +132,14 @@ def shared_rows(
             ("in_proj", "proj", in_proj),
             ("conv", "conv1d", "qkv"),
         ):
-            yield (
-                {f"attn.{block}_{theirs}": (1, block) for block in blocks},
-                {f"mixer.{ours}": blocks},
-                sizes,
-            )
+            there = {f"attn.{block}_{theirs}": (1, block) for block in blocks}
+            yield there, {f"mixer.{ours}": blocks}, sizes
     elif mixer == "gated_deltanet":
-        layout = (
-            {"qkvz": Hk, "ba": Hk} if family == "qwen3_next" else {"qkv": 1, "b": 1, "a": 1, "z": 1}
-        )
-        theirs = {
-            f"linear_attn.in_proj_{blocks}": (groups, blocks) for blocks, groups in layout.items()
-        }
-        yield theirs, {"mixer.in_proj": "qkvba", "mixer.gates.native.proj": "z"}, sizes
+        layout = {"qkv": 1, "b": 1, "a": 1, "z": 1}
+        if family == "qwen3_next":
+            layout = {"qkvz": Hk, "ba": Hk}
+        there = {f"linear_attn.in_proj_{name}": (n, name) for name, n in layout.items()}
+        yield there, {"mixer.in_proj": "qkvba", "mixer.gates.native.proj": "z"}, sizes
 
 
 def translation(name: str, family: str, block_size: int) -> tuple[Callable, Callable]:

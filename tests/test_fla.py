@@ -249,7 +249,7 @@ ON_A_GPU = [  # what a model calls beside torch's functions: a norm and the gate
     ("fla norm_and_gate", dict(attention="kda", gate="native+elementwise")), ("chunked", dict(dtype=torch.float64)),
     ("norm_and_gate", dict(attention="softmax", readout_norm="rms")), ("", dict(attention="softmax")),
     ("fla", dict(gate="none")), ("fla", dict(gate="headwise")), ("fla", dict(gate_activation="sigmoid2")),
-    ("fla", dict(gate_input="static")), ("fla", dict(norm_first=False)), ("fla", dict(readout_activation="square")),
+    ("fla", dict(gate_input="static")), ("fla", dict(norm_first=False)),
     ("chunked", dict(kernels="torch")), ("fla", dict(attention="mamba2")), ("fla", dict(attention="mamba3")),
     ("fla norm_and_gate", dict(attention="gated_deltanet", head_dim=256)),
     ("chunked norm_and_gate", dict(attention="gated_deltanet", head_dim=257)),

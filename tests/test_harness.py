@@ -17,8 +17,8 @@ import torch
 import transformers
 from conftest import LINES
 
-import export
 from data.tokenizer import train_bpe
+from hub import export
 from model import GPT, MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 

@@ -45,7 +45,7 @@ def assert_same(ours, theirs, length=T, dtype=torch.float32, tolerance=1e-5):
 
 OLMO = published.olmo_hybrid_gated_deltanet, "gated_deltanet"
 LAYERS = [
-    *((*OLMO, dict(delta_value_dim=2 * D, beta_max=n)) for n in (1, 2)),
+    *((*OLMO, dict(delta_sizes=[H, H, D, 2 * D], beta_max=n)) for n in (1, 2)),
     (published.kimi_linear_attention, "kda", {}),
 ]
 

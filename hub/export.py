@@ -1,16 +1,20 @@
 """Writes a checkpoint as safetensors, to share it or to use it elsewhere. Loading it runs no code.
 
-    python export.py --checkpoint=out/best.pt --safetensors=export
-    python export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
-    python export.py --checkpoint=out/best.pt --to_hf=exported              the other way: transformers or fla loads it
-    python export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
+    python hub/export.py --checkpoint=out/best.pt --safetensors=export
+    python hub/export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
+    python hub/export.py --checkpoint=out/best.pt --to_hf=exported           as transformers or fla loads it
+    python hub/export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
 loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`.
 docs/checkpoints.md lists which models of transformers and fla can be read and written.
 """
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configurator
 from base.files import find_checkpoint
@@ -42,8 +46,6 @@ class ExportConfig:
 
 
 configurator.begin(__name__, ExportConfig, __doc__, positional=None)
-
-from pathlib import Path
 
 from base.tensors import import_safetensors
 from hub.export_hf import write_folder
@@ -82,7 +84,7 @@ def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> str
     }
     file = find_checkpoint(path)
     texts = copied_files(file, checkpoint.get("data", {}))
-    return export_to(Path(folder), file, checkpoint["model"], about, texts, overwrite)
+    return export_to(Path(folder), checkpoint["model"], about, texts, overwrite)
 
 
 if __name__ == "__main__":
