@@ -206,6 +206,8 @@ class SiLUReadout(Softmax):
     """Softmax whose readout goes through SiLU: the row without parameters of table 3 in Qiu et al.
     (2025)."""
 
+    linear_in = ()
+
     def normed(self, o: torch.Tensor) -> torch.Tensor:
         return F.silu(super().normed(o))
 

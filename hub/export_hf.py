@@ -14,12 +14,11 @@ from configurator import UserError, check_choice
 from data.tokenizer import TOKENIZER_FILE
 from hub.families import (
     CLASSES,
-    FAMILIES,
     GATED,
     config_of,
     keys_of,
     kind_of,
-    read_fla,
+    shortest,
     written_out,
 )
 from hub.huggingface import export_to
@@ -31,37 +30,30 @@ from runs.checkpoint import load_model
 from runs.memory import without_data
 from runs.notes import unused_keys
 
-LINEAR = {
-    "gla": "gla", "gated_deltanet": "gated_deltanet", "deltanet": "delta_net", "kda": "kda", "kda_fla": "kda",
-    "mamba2": "mamba2",
-}  # fmt: skip
 # keys of how a model is made or trained; the shapes of the weights say the width of its MLP
 NOT_COMPARED = {"init", "out_init_scale", "dropout", "kernels", "match_params", "mlp_ratio"}
 
 
 def write_folder(path: Path | str, folder: Path | str, family: str | None, overwrite: bool) -> str:
-    """Writes a checkpoint as a folder of transformers or fla. Returns a line to print. family: the
-    model_type (None: by the keys). Raises UserError for a model with keys that the family does not
-    have."""
+    """Writes a checkpoint as a folder of transformers or fla. Returns a line to print. family: a
+    model_type. Raises UserError for a model with keys that the family does not have."""
+    check_choice("family", family, CLASSES)
     model, checkpoint = load_model(path)
     config, weights = model.config, checkpoint["model"]  # which have the dtypes of the file
     try:
-        family = family or family_for(config)
-        check_choice("family", family, CLASSES)
         if family in GATED:
             config, weights = with_their_gates(config, weights)
-        if family == "kda":
-            config, weights = with_bias_of_gates(config, weights)
         about = config_of(config, family, weights)
         back = configurator.build(type(config), keys_of(about, config.block_size))
         check_same(config, back)
+        model = without_data(back)
         with one_line(f"its weights are not those of a {family} with its keys"):
-            without_data(back).load_state_dict(weights, assign=True)
-        tensors = {}
-        for part in parts_of(back, family, weights):
-            tensors |= part.to_theirs(weights, family, config.block_size)
+            model.load_state_dict(weights, assign=True)
     except UserError as error:
         raise UserError(f"{path}: cannot be written as {family}: {error}") from None
+    tensors = {}
+    for part in parts_of(model, family):
+        tensors |= part.to_theirs(weights)
     # fla's name where one kernel has the norm and the gate
     if family == "gla" and about["use_output_gate"]:
         tensors = {
@@ -69,12 +61,11 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
         }
     data = checkpoint.get("data", {})
     texts = files_for_transformers(find_checkpoint(path), data)
-    written = export_to(Path(folder), tensors, about, texts, overwrite)
-    library = "fla" if FAMILIES[family].read is read_fla else "transformers"
+    text = f"written to {folder}/ as {family}: "
+    text += export_to(Path(folder), tensors, about, texts, overwrite)
     has_gates = any(gate.positions for _, gate in config.layers())
     if family == "qwen3" and (has_gates or not config.qk_norm):
-        library = "the code of Qiu et al."
-    text = f"written to {folder}/ as {family}, which {library} loads: {written}"
+        text += "\nnote: the code of Qiu et al. loads it, and transformers a qwen3 of another kind"
     if TOKENIZER_FILE not in texts and data.get("tokenizer"):
         text += f"\nnote: without the tokenizer, {data['tokenizer']}; AutoTokenizer takes another"
     if family == "qwen2" and texts.get(CONFIG_FILE) == AS_IT_IS:
@@ -93,44 +84,10 @@ def check_same(config: GPTConfig, back: GPTConfig) -> None:
             raise UserError(f"{name}={getattr(config, name)!r}: there it can only be {only!r}")
 
 
-def family_for(config: GPTConfig) -> str:
-    """The family of which the config has what is special; whether all other keys fit, too, is seen
-    later."""
-    mixers = {mixer for mixer, _ in config.layers()}
-    is_qwen = mixers <= {"softmax", "qwen3_next", "gated_deltanet"} and config.qk_norm
-    linear = sorted(mixers & LINEAR.keys())
-    if linear and not (is_qwen and len(mixers) > 1):
-        return LINEAR[linear[0]]
-    has_gate = any(gate.positions for _, gate in config.layers())
-    special = dict(
-        gpt2=config.norm == "layer",
-        qwen3_5_text=has_gate or bool(linear) or "qwen3_next" in mixers,
-        qwen2="qwen2" in mixers,
-        qwen3=config.qk_norm,
-        smollm3=config.position != "rope",
-        mistral=config.window != "none",
-    )
-    return next((family for family, is_it in special.items() if is_it), "llama")
-
-
-def with_bias_of_gates(config: GPTConfig, weights: dict) -> tuple[GPTConfig, dict]:
-    """The same model with biases of zero in its native gates, as fla's kda has them."""
-    weights = dict(weights)
-    for name in list(weights):
-        bias = name.replace("native.proj.weight", "native.proj.bias")
-        if bias not in weights:
-            weights[bias] = weights[name].new_zeros(len(weights[name]))
-    words = [mixer if mixer != "kda" else "kda_fla" for mixer, _ in config.layers()]
-    return dataclasses.replace(config, attention=",".join(words)), weights
-
-
 def with_their_gates(config: GPTConfig, weights: dict) -> tuple[GPTConfig, dict]:
     """The same model with an elementwise sigmoid gate in every softmax layer, as far as its gates
-    are equal to one; any other gate stays as it is, and its key is refused later.
-
-    The 2 of y * 2s(g) goes to the weight behind the gate. A gate of one number a head, a channel or
-    a token repeats its rows. A layer without one gets rows of zeros, which halve, and twice the
-    weight behind them.
+    are equal to one: a gate of one number a head, a channel or a token repeats its rows, and the 2
+    of y * 2s(g) goes to the weight behind the gate. Any other stays, and its key is refused later.
     """
     is_plain = config.gate_input == "token" and config.gate_bias is None and not config.gate_rank
     if not is_plain or config.gate_activation not in ("sigmoid", "sigmoid2"):
@@ -140,17 +97,13 @@ def with_their_gates(config: GPTConfig, weights: dict) -> tuple[GPTConfig, dict]
     weights, gates = dict(weights), []
     for layer, (mixer, gate) in enumerate(config.layers()):
         gates.append(word_of(config.gate, layer))
-        if kind_of(mixer) != "softmax" or gate.positions.keys() - {"readout"}:
+        if kind_of(mixer) != "softmax" or gate.positions.keys() != {"readout"}:
             continue
         gates[-1] = "elementwise"
-        granularity = gate.positions.get("readout")
         out_proj = f"blocks.{layer}.mixer.out_proj.weight"
         proj = f"blocks.{layer}.mixer.gates.readout.proj.weight"
-        if granularity is None or config.gate_activation == "sigmoid2":
+        if config.gate_activation == "sigmoid2":
             weights[out_proj] = 2 * weights[out_proj]
-        if granularity is None:
-            rows = weights[out_proj].new_zeros(1, 1, C)
-        else:
-            rows = weights[proj].unflatten(0, shapes[granularity])
+        rows = weights[proj].unflatten(0, shapes[gate.positions["readout"]])
         weights[proj] = rows.expand(H, D, C).flatten(0, 1)
-    return dataclasses.replace(config, gate=",".join(gates), gate_activation="sigmoid"), weights
+    return dataclasses.replace(config, gate=shortest(gates), gate_activation="sigmoid"), weights

@@ -11,7 +11,7 @@ tensors, and ours.
 | qwen3_5_text   | the same with projections that are not interleaved                                             |
 | gpt2           | LayerNorm, biases, learned positions; the weights of linear layers are (inputs, outputs)       |
 | mistral        | a window in all layers, where sliding_window is a number                                       |
-| qwen2          | biases on q, k and v; windows in the layers that layer_types or max_window_layers names        |
+| qwen2          | biases on q, k and v                                                                           |
 | smollm3        | no RoPE in every fourth layer, or in those of no_rope_layers                                   |
 | nanogpt        | what nanoGPT's train.py saves: as gpt2 with weights of (outputs, inputs), maybe without biases |
 | gla, kda,      | of fla: q, k and v have a weight and a convolution each, which are one here; some layers may   |
@@ -33,40 +33,38 @@ from configurator import UserError, check_choice, show
 from keys import WITH_ROPE_LENGTH, mlp_ratio_of, word_of
 from model import MIXERS, GPTConfig, Softmax
 
-# Names of modules: {ours: theirs}, without blocks.N. before. In NAMES "mixer" has become softmax or
-# the name of another mixer
+# Names of tensors: {what ours begin with: what theirs begin with}, without blocks.N. before. The
+# first that fits counts. "mixer" is called softmax in softmax layers
 OF_ALL = {
-    "head": "lm_head", "norm": "model.norm", "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
+    "head": "lm_head", "mlp.glu": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
 }  # fmt: skip
 NAMES = OF_ALL | {
     "wte": "model.embed_tokens", "norm_1": "input_layernorm", "norm_2": "post_attention_layernorm",
-    "softmax.out_proj": "self_attn.o_proj", "softmax.q_norm": "self_attn.q_norm",
-    "softmax.k_norm": "self_attn.k_norm", "gated_deltanet.conv": "linear_attn.conv1d",
-    "gated_deltanet.norm": "linear_attn.norm", "gated_deltanet.out_proj": "linear_attn.out_proj",
-    "gated_deltanet.A_log": "linear_attn.A_log", "gated_deltanet.dt_bias": "linear_attn.dt_bias",
+    "norm": "model.norm", "softmax.out_proj": "self_attn.o_proj", "softmax": "self_attn",
+    "mixer.conv": "linear_attn.conv1d", "mixer": "linear_attn",
 }  # fmt: skip
 NAMES_OF_GPT2 = {  # the rows of c_attn are those of q, of k and of v, as ours
-    "head": "lm_head", "norm": "transformer.ln_f", "wte": "transformer.wte", "wpe": "transformer.wpe",
-    "norm_1": "ln_1", "norm_2": "ln_2", "mixer.qkv": "attn.c_attn", "mixer.out_proj": "attn.c_proj",
-    "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+    "head": "lm_head", "wte": "transformer.wte", "wpe": "transformer.wpe", "norm_": "ln_", "norm": "transformer.ln_f",
+    "softmax.qkv": "attn.c_attn", "softmax.out_proj": "attn.c_proj", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
 }  # fmt: skip
 NAMES_OF_FLA = OF_ALL | {
-    "wte": "model.embeddings", "norm_1": "attn_norm", "norm_2": "mlp_norm", "mixer.out_proj": "attn.o_proj",
-    "mixer.norm": "attn.o_norm", "mixer.gates.native.proj": "attn.g_proj",
-    "mixer.gates.readout.proj": "attn.g_proj", "mixer.A_log": "attn.A_log", "mixer.dt_bias": "attn.dt_bias",
+    "wte": "model.embeddings", "norm_1": "attn_norm", "norm_2": "mlp_norm", "norm": "model.norm",
+    "softmax.out_proj": "attn.o_proj", "mixer.out_proj": "attn.o_proj", "mixer.gates.native.proj": "attn.g_proj",
+    "mixer.gates.readout.proj": "attn.g_proj", "mixer.norm": "attn.o_norm", "mixer": "attn",
 }  # fmt: skip
-NAMES_OF_GLA = NAMES_OF_FLA | {
-    "mixer.norm": "attn.g_norm", "mixer.decay_in": "attn.gk_proj.0", "mixer.decay_out": "attn.gk_proj.1",
-}  # fmt: skip
-NAMES_OF_KDA = NAMES_OF_FLA | {
+NAMES_OF_GLA = {
+    "mixer.decay_in": "attn.gk_proj.0",
+    "mixer.decay_out": "attn.gk_proj.1",
+} | NAMES_OF_FLA
+NAMES_OF_GLA["mixer.norm"] = "attn.g_norm"
+NAMES_OF_KDA = {
     "mixer.decay_in": "attn.f_proj.0", "mixer.decay_out": "attn.f_proj.1",
-    "mixer.gates.native.down": "attn.g_proj.0", "mixer.gates.native.proj": "attn.g_proj.1",
-}  # fmt: skip
+    "mixer.gates.native.down": "attn.g_proj.0",
+} | NAMES_OF_FLA  # fmt: skip
+NAMES_OF_KDA["mixer.gates.native.proj"] = "attn.g_proj.1"
 NAMES_OF_MAMBA2 = {
-    "wte": "backbone.embeddings", "head": "lm_head", "norm": "backbone.norm_f", "norm_1": "norm",
-    "mixer.conv": "mixer.conv1d", "mixer.norm": "mixer.norm", "mixer.out_proj": "mixer.out_proj",
-    "mixer.A_log": "mixer.A_log", "mixer.D": "mixer.D", "mixer.dt_bias": "mixer.dt_bias",
+    "wte": "backbone.embeddings", "head": "lm_head", "norm_1": "norm", "norm": "backbone.norm_f",
+    "mixer.conv": "mixer.conv1d",
 }  # fmt: skip
 
 # Fields that are one key: {our key: the field}. mlp_width, which is mlp_ratio here, and the four
@@ -101,14 +99,11 @@ KEYS_OF_MAMBA2 = BASE | dict(
     norm_eps="norm_eps", head_dim="head_dim", state_size="state_size", expand="expand", short_conv="conv_kernel",
 )  # fmt: skip
 
-# What fields may be, and what those are that a config.json leaves out
-ALLOWED: dict[str, Any] = dict(
-    attention_bias=(False,), qkv_bias=(False,), mlp_bias=(False,), hidden_act=("silu",), linear_conv_kernel_dim=(4,),
-)  # fmt: skip
+# What fields may be that no tensor shows, and what those are that a config.json leaves out
+ALLOWED: dict[str, Any] = dict(hidden_act=("silu",), use_sliding_window=(False,))
 DEFAULTS: dict[str, Any] = dict(
     head_dim=None, num_key_value_heads=None, tie_word_embeddings=False, rms_norm_eps=1e-6, full_attention_interval=4,
-    rope_theta=10000.0, partial_rotary_factor=1.0, use_sliding_window=False, sliding_window=None, max_window_layers=28,
-    no_rope_layer_interval=4,
+    rope_theta=10000.0, partial_rotary_factor=1.0, sliding_window=None, no_rope_layer_interval=4,
 )  # fmt: skip
 ALLOWED_OF_GPT2 = dict(
     activation_function=("gelu", "gelu_new", "gelu_pytorch_tanh"), scale_attn_weights=(True,),
@@ -118,9 +113,8 @@ DEFAULTS_OF_GPT2 = dict(
     n_inner=None, tie_word_embeddings=True, layer_norm_epsilon=1e-5, activation_function="gelu_new"
 )
 ALLOWED_OF_FLA = dict(
-    output_gate_activation=("swish", "silu", "sigmoid"), hidden_act=("swish",), attnres_block_size=(), feature_map=(),
-    clamp_min=(), elementwise_affine=(True,), qk_norm=("l2",), qk_activation=("silu",), use_beta=(True,),
-    safe_gate=(False,), lower_bound=(),
+    output_gate_activation=("swish", "silu", "sigmoid"), hidden_act=("swish",), feature_map=(), clamp_min=(),
+    qk_norm=("l2",), qk_activation=("silu",), safe_gate=(False,), lower_bound=(),
 )  # fmt: skip
 DEFAULTS_OF_FLA: dict[str, Any] = dict(
     intermediate_size=None, hidden_ratio=4, norm_eps=1e-6, tie_word_embeddings=False, conv_size=4, use_short_conv=True,
@@ -129,15 +123,12 @@ DEFAULTS_OF_FLA: dict[str, Any] = dict(
 )  # fmt: skip
 NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # which is no JSON
 ALLOWED_OF_MAMBA2 = dict(
-    use_bias=(False,), use_conv_bias=(True,), hidden_act=("silu", "swish"), norm_before_gate=(False,), n_groups=(1,),
-    time_step_limit=NO_LIMIT,
-)  # fmt: skip
+    hidden_act=("silu", "swish"), norm_before_gate=(False,), time_step_limit=NO_LIMIT
+)
 
 GATED = ("qwen3_next", "qwen3_5_text")  # every layer has its gate, and norms hold 1 + weight
 # widths are multiples of head_dim; those of others of fla, of hidden_size
 BY_HEAD = ("gated_deltanet", "kda")
-# those whose windows are in the layers that layer_types names, if use_sliding_window is true
-BY_LAYER = ("qwen2", "qwen3", "smollm3")
 
 
 def kind_of(mixer: str) -> str:
@@ -238,56 +229,27 @@ def read_transformers(config: dict, name: str) -> dict[str, Any]:
     if name == "smollm3":
         every = config["no_rope_layer_interval"]
         ropes = config.get("no_rope_layers") or [(i + 1) % every for i in range(n_layer)]
-    window = None
-    if name == "mistral" or name in BY_LAYER and config["use_sliding_window"]:
-        window = config["sliding_window"]
-    kinds = layer_kinds(config, name, window, ropes)
-    layers = {"full_attention": (softmax, gate, "none")}
-    if window:
-        layers["sliding_attention"] = (softmax, gate, str(window))
-    if name in GATED:
-        layers["linear_attention"] = ("gated_deltanet", "native", "none")
-    for kind in kinds:
-        check_choice("layer_types", kind, layers)
-    if not len(kinds) == len(ropes) == n_layer:
-        raise UserError(f"layer_types, no_rope_layers: must be of {n_layer} layers")
-    for i, key in enumerate(("attention", "gate", "window")):
-        keys[key] = shortest([layers[kind][i] for kind in kinds])
     keys["position"] = shortest(["rope" if rope else "none" for rope in ropes])
-    return keys
-
-
-def layer_kinds(config: dict, name: str, window: int | None, ropes: list) -> list[str]:
-    """What layer_types says, or where it says nothing the family's own rule."""
-    n_layer = config["num_hidden_layers"]
+    keys |= {"attention": softmax, "gate": gate}
     if name == "mistral":
-        return ["sliding_attention" if window else "full_attention"] * n_layer
-    if "layer_types" in config:
-        return config["layer_types"]
+        keys["window"] = str(config["sliding_window"] or "none")
     if name in GATED:
         every = config["full_attention_interval"]
         is_full = [(i + 1) % every == 0 for i in range(n_layer)]
-        return ["full_attention" if full else "linear_attention" for full in is_full]
-    if name == "smollm3":
-        has_window = [window and not rope for rope in ropes]
-    else:
-        has_window = [window and i >= config["max_window_layers"] for i in range(n_layer)]
-    return ["sliding_attention" if has else "full_attention" for has in has_window]
+        if "layer_types" in config:
+            is_full = [kind == "full_attention" for kind in config["layer_types"]]
+        keys["attention"] = shortest([softmax if full else "gated_deltanet" for full in is_full])
+        keys["gate"] = shortest([gate if full else "native" for full in is_full])
+    return keys
 
 
 def write_transformers(keys: dict, name: str) -> dict[str, Any]:
-    windows = [window for window in keys["window"] if window]
     fields = write_rope(keys)
-    fields |= {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": bool(windows)}
-    fields["sliding_window"] = windows[0] if windows else None
-    kinds = []
-    for mixer, window in zip(keys["attention"], keys["window"], strict=True):
-        kind = "sliding_attention" if window else "full_attention"
-        kinds.append(kind if kind_of(mixer) == "softmax" else "linear_attention")
-    if name in BY_LAYER or name in GATED:
-        fields["layer_types"] = kinds
+    fields |= {"hidden_act": "silu", "attention_bias": False, "sliding_window": keys["window"][0]}
     if name in GATED:  # no layer has experts
-        fields |= {"linear_conv_kernel_dim": 4, "mlp_only_layers": list(range(keys["n_layer"]))}
+        is_full = [kind_of(mixer) == "softmax" for mixer in keys["attention"]]
+        kinds = ["full_attention" if full else "linear_attention" for full in is_full]
+        fields |= {"layer_types": kinds, "mlp_only_layers": list(range(len(kinds)))}
     if name == "smollm3":
         fields["no_rope_layers"] = [int(position == "rope") for position in keys["position"]]
     asked = keys["gate"][0].positions.get("readout")
@@ -309,7 +271,6 @@ def read_fla(config: dict, name: str) -> dict[str, Any]:
     if name != "kda" and not config["use_output_gate" if name == "gla" else "use_gate"]:
         gate = "none"
     attn = config.get("attn", {})
-    check_choice("attn.qkv_bias", attn.get("qkv_bias", False), (False,))
     softmax = set(attn.get("layers", ()))
     mixers = ["softmax" if i in softmax else FAMILIES[name].mixer for i in range(n_layer)]
     width = config["head_dim"] if name in BY_HEAD else C / H
@@ -443,13 +404,13 @@ FAMILIES = {  # by model_type, but for nanogpt
     "llama": LLAMA,
     "qwen3": LLAMA._replace(
         keys=KEYS | {"qk_norm": "use_qk_norm"},
-        defaults=DEFAULTS | dict(sliding_window=4096, head_dim=128, use_qk_norm=True),
+        defaults=DEFAULTS | dict(head_dim=128, use_qk_norm=True),
     ),
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_text": QWEN3_NEXT,
     "gpt2": GPT2,
     "mistral": LLAMA._replace(defaults=DEFAULTS | {"sliding_window": 4096}),
-    "qwen2": LLAMA._replace(defaults=DEFAULTS | {"sliding_window": 4096}),
+    "qwen2": LLAMA,
     "smollm3": LLAMA._replace(defaults=DEFAULTS | dict(tie_word_embeddings=True, rope_theta=2e6)),
     "nanogpt": GPT2._replace(keys=KEYS_OF_NANOGPT),
     "gla": FLA._replace(
@@ -495,9 +456,6 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     allowed = family.allowed | {"quantization_config": ({},)}
     for field in config.keys() & allowed.keys():
         check_choice(field, config[field], allowed[field])
-    missing = sorted(set(family.keys.values()) - config.keys())
-    if missing:
-        raise UserError(f"has no {missing[0]}")
     keys = family.always | {key: config[field] for key, field in family.keys.items()}
     keys |= family.read(config, name)
     if "mlp_width" in keys:

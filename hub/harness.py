@@ -117,38 +117,29 @@ class NanogateLM(TemplateLM):
                 )
             start = max(0, len(context) + n - self.limit - 1)
             pairs.append((context[start:], continuation))
-        scores = self.scores(pairs)
-        for (texts, _, _), score in zip(requests, scores, strict=True):
-            self.cache_hook.add_partial("loglikelihood", texts, score)
-        return scores
+        return self.scores(pairs)
 
     @torch.no_grad()
     def scores(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """[(its log-likelihood, whether each of its tokens is the likeliest)] of the continuations
-        of contexts. Texts of about the same length are read at once."""
-        found: list = [None] * len(pairs)
-        order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]) + len(pairs[i][1]))
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            rows = [torch.tensor(pairs[i][0] + pairs[i][1][:-1]) for i in batch]
+        of contexts."""
+        found = []
+        for start in range(0, len(pairs), self.batch_size):
+            batch = pairs[start : start + self.batch_size]
+            rows = [torch.tensor(context + continuation[:-1]) for context, continuation in batch]
             # what pads the shorter rows stands behind them, where no layer looks
             idx = pad_sequence(rows, batch_first=True).to(self._device)  # (B, T)
-            only = torch.zeros_like(idx, dtype=torch.bool)
-            for row, i in zip(only, batch, strict=True):
-                row[len(pairs[i][0]) - 1 :][: len(pairs[i][1])] = True
             with autocast(self._device.type, self.dtype):
-                hidden, _ = self.model.features(idx, only=only)  # (1, M, C)
-                lengths = [len(pairs[i][1]) for i in batch]
-                for i, x in zip(batch, hidden[0].split(lengths), strict=True):
-                    found[i] = self.score(x, torch.tensor(pairs[i][1], device=self._device))
+                hidden, _ = self.model.features(idx)  # (B, T, C)
+                for x, (context, continuation) in zip(hidden, batch, strict=True):
+                    n = len(continuation)
+                    logits = self.model.logits(x[len(context) - 1 :][:n])  # (n, V)
+                    check_finite(logits)
+                    targets = torch.tensor(continuation, device=self._device)
+                    losses = token_losses(logits, targets).cpu()  # MPS has no float64
+                    is_likeliest = bool((logits.argmax(-1) == targets).all())
+                    found.append((-losses.double().sum().item(), is_likeliest))
         return found
-
-    def score(self, x: torch.Tensor, targets: torch.Tensor) -> tuple[float, bool]:
-        """Hidden states x (n, C), targets (n,) -> (log-likelihood, whether they are likeliest)."""
-        logits = self.model.logits(x)
-        check_finite(logits)
-        losses = token_losses(logits, targets).cpu()  # MPS has no float64
-        return -losses.double().sum().item(), bool((logits.argmax(-1) == targets).all())
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each whole text: of every token once, after as many as there are in
@@ -159,32 +150,26 @@ class NanogateLM(TemplateLM):
             windows = get_rolling_token_windows(ids, self.prefix_token_id, self.limit, 1)
             scores = self.scores([make_disjoint_window(window) for window in windows])
             totals.append(sum(nats for nats, _ in scores))
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
         return totals
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
         """What the model writes after each context, up to the first of the request's stop
         strings."""
-        texts = []
-        for request in requests:
-            texts.append(self.write(*request.args))
-            self.cache_hook.add_partial("generate_until", request.args, texts[-1])
-        return texts
+        return [self.write(*request.args) for request in requests]
 
     def write(self, context: str, keys: dict) -> str:
         keys = normalize_gen_kwargs(keys)
         ids = self.tok_encode(context)[-self.limit :] or [self.prefix_token_id]
-        length = int(min(keys["max_gen_toks"], most_new_tokens(self.model, len(ids))))
-        options = dict(top_k=keys.get("top_k") or None, top_p=keys.get("top_p"))
         new: list[int] = []
         text = ""
         with autocast(self._device.type, self.dtype):
             for token in self.model.stream(
                 torch.tensor([ids], device=self._device),
-                length,
+                int(min(keys["max_gen_toks"], most_new_tokens(self.model, len(ids)))),
                 temperature=keys.get("temperature", 0.0),
+                top_k=keys.get("top_k") or None,
+                top_p=keys.get("top_p"),
                 n_tokens=self.coder.vocab_size,
-                **options,
             ):
                 if int(token) in self.ends:
                     break

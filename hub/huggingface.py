@@ -159,13 +159,13 @@ def translated(
     model = without_data(config)
     weights: dict = {}
     unknown = tensors.keys() - {"lm_head.weight"}  # a tied output layer may be saved a second time
-    for part in parts_of(config, family, model.state_dict()):
+    for part in parts_of(model, family):
         missing = part.theirs.keys() - tensors.keys()
         if missing:
             raise UserError(f"lacks {min(missing)}, which its config.json asks for")
         unknown -= part.theirs.keys()
         with one_line(f"{', '.join(part.theirs)}: not of the shape that its config.json gives"):
-            weights |= part.to_ours(tensors, family, config.block_size)
+            weights |= part.to_ours(tensors)
     if unknown:
         raise UserError(f"holds {min(unknown)}, which the model here has no place for")
     with one_line("its tensors are not of the shapes that its config.json gives"):

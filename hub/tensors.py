@@ -1,15 +1,14 @@
 """The tensors of a family and ours: their names, which rows each of them has, and what its numbers
 mean."""
 
-import re
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
-from configurator import UserError, show
-from hub.families import FAMILIES, GATED, NAMES, kind_of, read_fla
-from model import GPTConfig
+from hub.families import FAMILIES, GATED, NAMES_OF_GPT2, read_fla
+from mixer import Mixer
+from model import GPT, Softmax
 from ops.fast import at_least_float32
 
 
@@ -20,22 +19,19 @@ class Part(NamedTuple):
     theirs: dict[str, tuple[int, str]]  # {name: (groups, blocks)}
     ours: dict[str, str]  # {name: blocks}
     sizes: dict[str, int]  # rows of each block
+    translation: tuple[Callable, Callable]  # of the numbers: theirs to ours, ours to theirs
 
-    def to_ours(self, tensors: dict, family: str, block_size: int) -> dict[str, torch.Tensor]:
+    def to_ours(self, tensors: dict) -> dict[str, torch.Tensor]:
         rows = {}
         for name, (groups, blocks) in self.theirs.items():
             rows |= split(tensors[name], groups, blocks, self.sizes)
-        made = {}
-        for name, blocks in self.ours.items():
-            translate, _ = translation(name, family, block_size)
-            made[name] = translate(join(rows, 1, blocks))
-        return made
+        translate = self.translation[0]
+        return {name: translate(join(rows, 1, blocks)) for name, blocks in self.ours.items()}
 
-    def to_theirs(self, weights: dict, family: str, block_size: int) -> dict[str, torch.Tensor]:
+    def to_theirs(self, weights: dict) -> dict[str, torch.Tensor]:
         rows = {}
         for name, blocks in self.ours.items():
-            _, translate = translation(name, family, block_size)
-            rows |= split(translate(weights[name]), 1, blocks, self.sizes)
+            rows |= split(self.translation[1](weights[name]), 1, blocks, self.sizes)
         return {name: join(rows, *place) for name, place in self.theirs.items()}
 
 
@@ -56,96 +52,87 @@ def join(rows: dict[str, torch.Tensor], groups: int, blocks: str) -> torch.Tenso
     return torch.cat(parts, dim=1).flatten(0, 1)
 
 
-def parts_of(config: GPTConfig, family: str, names: Collection[str]) -> Iterator[Part]:
-    """Yields every Part of the model, each tensor in one of them. names: those of our tensors.
-    Raises UserError for one that the family does not have."""
-    there = FAMILIES[family].blocks
-    shared = set()
-    for i, (mixer, gate) in enumerate(config.layers()):
-        for theirs, ours, sizes in shared_rows(config, family, mixer, gate):
+def parts_of(model: GPT, family: str) -> Iterator[Part]:
+    """Yields every Part of the model, each tensor in one of them."""
+    names = list(model.state_dict())
+    for i, block in enumerate(model.blocks):
+        place = f"{FAMILIES[family].blocks}.{i}"
+        for theirs, ours, sizes in shared_rows(block.mixer, family):
             for kind in ("weight", "bias"):
-                part = Part(
-                    {f"{there}.{i}.{module}.{kind}": place for module, place in theirs.items()},
-                    {f"blocks.{i}.{module}.{kind}": blocks for module, blocks in ours.items()},
-                    sizes,
-                )
-                if part.ours.keys() <= set(names):
-                    shared |= part.ours.keys()
-                    yield part
+                there = {f"{place}.{module}.{kind}": rows for module, rows in theirs.items()}
+                here = {f"blocks.{i}.mixer.{module}.{kind}": rows for module, rows in ours.items()}
+                if here.keys() <= set(names):
+                    names = [name for name in names if name not in here]
+                    yield Part(there, here, sizes, translation(next(iter(here)), family, model))
     for name in names:
-        if name not in shared:
-            yield Part({their_name(name, config, family): (1, "x")}, {name: "x"}, {})
+        there = {their_name(name, model, family): (1, "x")}
+        yield Part(there, {name: "x"}, {}, translation(name, family, model))
 
 
-def their_name(name: str, config: GPTConfig, family: str) -> str:
-    """What a tensor of ours is called there. Raises UserError for one that the family does not
-    have."""
-    about = FAMILIES[family]
-    layer, module, kind = re.fullmatch(
-        r"(?:blocks\.(\d+)\.)?(.+?)(\.weight|\.bias)?", name, re.S
-    ).groups()
+def their_name(name: str, model: GPT, family: str) -> str:
+    """What a tensor of ours is called there: the first of the family's names that it begins with
+    is replaced."""
     place = ""
-    if layer is not None:
-        place = f"{about.blocks}.{layer}."
-        if about.names is NAMES and module.startswith("mixer."):
-            mixer, _ = config.layers()[int(layer)]
-            module = kind_of(mixer) + module.removeprefix("mixer")
-    if module not in about.names:
-        raise UserError(f"{family} has no place for {show(name)}")
-    return place + about.names[module] + (kind or "")
+    if name.startswith("blocks."):
+        _, layer, name = name.split(".", 2)
+        place = f"{FAMILIES[family].blocks}.{layer}."
+        if isinstance(model.blocks[int(layer)].mixer, Softmax):
+            name = name.replace("mixer.", "softmax.")
+    for ours, theirs in FAMILIES[family].names.items():
+        if name.startswith(ours):
+            return place + theirs + name.removeprefix(ours)
+    return place + name
 
 
-def shared_rows(
-    config: GPTConfig, family: str, mixer: str, gate: Any
-) -> Iterator[tuple[dict, dict, dict]]:
-    """The modules of a layer whose rows are shared out otherwise there: ({name of theirs: (groups,
-    blocks)}, {name of ours: blocks}, {block: its rows}). The model need not have all of them.
+def shared_rows(mixer: Mixer, family: str) -> Iterator[tuple[dict, dict, dict]]:
+    """The modules of a mixer whose rows are shared out otherwise there: ({name of theirs: (groups,
+    blocks)}, {name of ours: blocks}, {block: its rows}). The mixer need not have all of them.
 
     Softmax: q_proj may have the rows of the gate (g). Gated DeltaNet: ours has q, k, v, beta and dt
     in in_proj, and its gate z apart; Mamba-2's has all but the gate.
     """
-    is_of_fla = FAMILIES[family].read is read_fla
-    Hk, H, Dk, Dv = config.head_sizes
-    sizes = {"q": Hk * Dk, "k": Hk * Dk, "v": H * Dv, "z": H * Dv, "b": H, "a": H}
-    if mixer == "mamba2":
-        H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
-        ours = {"mixer.in_proj": "x", "mixer.gates.native.proj": "z"}
-        yield {"mixer.in_proj": (1, "zx")}, ours, {"z": H * D, "x": H * D + 2 * N + H}
-    elif kind_of(mixer) == "softmax" and family not in ("gpt2", "nanogpt"):
-        H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
-        granularity = gate.positions.get("readout")
-        sizes = {"q": H * D, "k": Hk * D, "v": Hk * D, "g": H * D}
-        ours = {"mixer.qkv": "qkv"}
-        in_q_proj = (1, "q")
-        if granularity:
-            ours["mixer.gates.readout.proj"] = "g"
-            in_q_proj = (H if family in GATED else Hk, "qg")
-        if granularity == "headwise":
-            sizes["g"] = H
-        place = "attn" if is_of_fla else "self_attn"
-        theirs = {"q_proj": in_q_proj, "k_proj": (1, "k"), "v_proj": (1, "v")}
+    about = FAMILIES[family]
+    H, Hk = mixer.n_head, mixer.shapes["key"][0]
+    gates = {name: len(gate.proj.weight) for name, gate in mixer.gates.items()}
+    if about.names is NAMES_OF_GPT2:
+        return
+    if isinstance(mixer, Softmax):
+        ours = {"qkv": "qkv"}
+        query = (1, "q")
+        if gates:
+            ours["gates.readout.proj"] = "g"
+            query = (H if family in GATED else Hk, "qg")
+        theirs = {"q_proj": query, "k_proj": (1, "k"), "v_proj": (1, "v")}
+        place = "attn" if about.read is read_fla else "self_attn"
+        sizes = dict(zip("qkvg", [*mixer.widths, *gates.values()], strict=False))
         yield {f"{place}.{name}": rows for name, rows in theirs.items()}, ours, sizes
-    elif is_of_fla:
-        in_proj = "qkvba" if mixer == "gated_deltanet" else "qkvb"
-        for ours, theirs, blocks in (
-            ("qkv", "proj", "qkv"),
-            ("in_proj", "proj", in_proj),
-            ("conv", "conv1d", "qkv"),
-        ):
-            there = {f"attn.{block}_{theirs}": (1, block) for block in blocks}
-            yield there, {f"mixer.{ours}": blocks}, sizes
-    elif mixer == "gated_deltanet":
-        layout = {"qkv": 1, "b": 1, "a": 1, "z": 1}
+    elif about.read is read_fla:
+        for ours, suffix in (("qkv", "proj"), ("in_proj", "proj"), ("conv", "conv1d")):
+            if hasattr(mixer, ours):
+                parts = getattr(getattr(mixer, ours), "parts", mixer.split)
+                sizes = dict(zip("qkvba", parts, strict=False))
+                theirs = {f"attn.{block}_{suffix}": (1, block) for block in sizes}
+                yield theirs, {ours: "".join(sizes)}, sizes
+    elif family == "mamba2":
+        ours = {"in_proj": "x", "gates.native.proj": "z"}
+        yield (
+            {"mixer.in_proj": (1, "zx")},
+            ours,
+            {"x": len(mixer.in_proj.weight)} | {"z": gates["native"]},
+        )
+    else:
+        theirs = {"qkv": 1, "b": 1, "a": 1, "z": 1}
         if family == "qwen3_next":
-            layout = {"qkvz": Hk, "ba": Hk}
-        there = {f"linear_attn.in_proj_{name}": (n, name) for name, n in layout.items()}
-        yield there, {"mixer.in_proj": "qkvba", "mixer.gates.native.proj": "z"}, sizes
+            theirs = {"qkvz": Hk, "ba": Hk}
+        theirs = {f"linear_attn.in_proj_{blocks}": (n, blocks) for blocks, n in theirs.items()}
+        sizes = dict(zip("qkvbaz", [*mixer.in_proj.parts, gates["native"]], strict=True))
+        yield theirs, {"in_proj": "qkvba", "gates.native.proj": "z"}, sizes
 
 
-def translation(name: str, family: str, block_size: int) -> tuple[Callable, Callable]:
+def translation(name: str, family: str, model: GPT) -> tuple[Callable, Callable]:
     """(theirs to ours, ours to theirs) of a tensor of ours."""
     if name == "wpe.weight":  # as many positions as are kept
-        return lambda w: w[:block_size], lambda w: w
+        return lambda w: w[: model.config.block_size], lambda w: w
     if family == "gpt2" and name.startswith("blocks"):
         # linear layers are (inputs, outputs) there; vectors stay as they are
         return torch.t, torch.t

@@ -45,23 +45,25 @@ def test_a_model_of_fla_has_the_logits_of_its_definition_and_comes_back_bit_for_
     theirs = published.save_fla(OF_FLA[name], tmp_path / "theirs")
     ours = imported(helpers, tmp_path / "theirs", tmp_path / "ours")
     assert largest_difference(ours, lambda idx: theirs(idx).logits) < WITHIN[OF_FLA[name]["model_type"]]
-    test_huggingface.assert_comes_back(ours, helpers, tmp_path)
+    test_huggingface.assert_comes_back(ours, helpers, tmp_path, OF_FLA[name]["model_type"])
 
 
 ODD = dict(delta_sizes=[2, 4, 11, 15])  # int(11 * (15 / 11)) is 14
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["kda", "deltanet", "kda,softmax"])
-def test_a_native_gate_leaves_with_a_bias_of_zero_and_is_none_where_a_mixer_has_none(attention, helpers, tmp_path):
+@pytest.mark.parametrize(
+    ("attention", "family"), [("kda_fla", "kda"), ("deltanet", "delta_net"), ("kda_fla,softmax", "kda")]
+)
+def test_a_native_gate_leaves_and_is_none_where_a_mixer_has_none(attention, family, helpers, tmp_path):
     keys = OURS | dict(attention=attention, gate="native", n_kv_head=None, qk_norm=False, head_dim=4)
-    keys |= ODD if attention == "kda" else {}
+    keys |= ODD if attention == "kda_fla" else {}
     ours = save_ours(tmp_path / "a.pt", keys)
-    export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs"))
+    export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", family=family))
     about = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    assert attention != "kda" or int(about["head_dim"] * about["expand_v"]) == 15  # as fla computes it
+    assert attention != "kda_fla" or int(about["head_dim"] * about["expand_v"]) == 15  # as fla computes it
     back = imported(helpers, tmp_path / "theirs", tmp_path / "back")
-    assert back.config.attention == attention.replace("kda", "kda_fla")
+    assert back.config.attention == attention
     torch.testing.assert_close(back(IDX % 50), ours(IDX % 50), rtol=0, atol=1e-5)
 
 
@@ -73,7 +75,6 @@ REFUSED = {  # the first word of each is the folder
     "GLA with fewer keys": (change(num_kv_heads=1), "needs num_heads=2 of them"),
     "GLA with halves of channels": (change(expand_k=0.3), "a head would have [4.8, 16.0] key and value"),
     "GLA with wide queries": (change_tensor(Q_PROJ, WIDE), "size mismatch for blocks.0.mixer.qkv.weight"),
-    "GLA with biased softmax": (change(attn={"layers": [0], "num_heads": 2, "qkv_bias": True}), "attn.qkv_bias=True"),
     "GLA with two kinds of softmax": (change(attn=[{}, {}]), "'list' object has no attribute 'get'"),
     "KDA with a bound": (change(lower_bound=-5.0), "lower_bound=-5.0: must be"),
     "Mamba-2 with a head more": (change(num_heads=5), "num_heads=5: must be a multiple of expand=2, and"),
@@ -131,7 +132,8 @@ def against_fla(name, folder):
     made = ours.generate(IDX[:1, :20], 12, temperature=0)  # fla's own cache gives other ids than its whole forwards
     is_same = torch.equal(made[:, 20:], theirs(made[:, :-1]).logits[:, 19:].argmax(-1))
     if name in OF_FLA:
-        export.main(Helpers.words(checkpoint=folder / "ours", to_hf=folder / "back"))
+        family = OF_FLA[name]["model_type"]
+        export.main(Helpers.words(checkpoint=folder / "ours", to_hf=folder / "back", family=family))
         back = AutoModelForCausalLM.from_pretrained(folder / "back").eval()
         is_same = is_same and torch.equal(back(IDX).logits, theirs(IDX).logits)
     return largest_difference(ours, lambda idx: theirs(idx).logits), is_same

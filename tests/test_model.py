@@ -410,7 +410,7 @@ MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed
     "gla": lambda T: 5 * H * D * D,
     **dict.fromkeys(("mamba2", "mamba3"), lambda T: 5 * (2 * H) * 8 * D),
     # read once more, under k
-    **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "gated_deltanet2"), lambda T: 7 * H * D * D),
+    **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "kda_fla", "gated_deltanet2"), lambda T: 7 * H * D * D),
     "deltaproduct": lambda T: 2 * 7 * H * D * D,
     # two products with a row of 8, two sigmoids, written and read
     "monarch": lambda T: (2 * 2 * 8 + 2 + 4) * H * 64 * D,

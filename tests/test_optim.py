@@ -134,7 +134,7 @@ def test_muon_has_the_linear_layers_of_the_blocks_and_no_embedding_output_layer_
     assert theirs == linears - {"head.weight"} and "wte.weight" in ours
     assert all(sum(rows) == len(weight) for weight, rows in matrices_of(gpt).items())
     assert {group["weight_decay"] for group in muon.param_groups} == {0.1}
-    assert [group["weight_decay"] for group in adamw.param_groups] == [0.1, 0.0]
+    assert {group["weight_decay"] for group in adamw.param_groups} == {0.1, 0.0}
 
 
 # -- The gates' own rate, decay and optimizer -------------------------------------------------------------------------
