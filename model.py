@@ -41,7 +41,8 @@ class Softmax(Mixer):
     """
 
     past_block_size = "rolls"
-    linear_in = ("value",)  # a gate on q or k changes the temperature of the softmax
+    # a gate on q or k changes the temperature of the softmax
+    linear_in: tuple[str, ...] = ("value",)
     has_positive_weights = True
     qkv_bias = False
     rope_fraction = 1.0  # share of a head's channels that RoPE turns: the first ones

@@ -17,7 +17,6 @@ from hub.families import (
     GATED,
     config_of,
     keys_of,
-    kind_of,
     shortest,
     written_out,
 )
@@ -25,7 +24,7 @@ from hub.huggingface import export_to
 from hub.tensors import parts_of
 from hub.text import AS_IT_IS, CONFIG_FILE, files_for_transformers
 from keys import word_of
-from model import GPTConfig
+from model import GPT, GPTConfig
 from runs.checkpoint import load_model
 from runs.memory import without_data
 from runs.notes import unused_keys
@@ -42,7 +41,7 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
     config, weights = model.config, checkpoint["model"]  # which have the dtypes of the file
     try:
         if family in GATED:
-            config, weights = with_their_gates(config, weights)
+            config, weights = with_their_gates(model, weights)
         about = config_of(config, family, weights)
         back = configurator.build(type(config), keys_of(about, config.block_size))
         check_same(config, back)
@@ -84,26 +83,25 @@ def check_same(config: GPTConfig, back: GPTConfig) -> None:
             raise UserError(f"{name}={getattr(config, name)!r}: there it can only be {only!r}")
 
 
-def with_their_gates(config: GPTConfig, weights: dict) -> tuple[GPTConfig, dict]:
+def with_their_gates(model: GPT, weights: dict) -> tuple[GPTConfig, dict]:
     """The same model with an elementwise sigmoid gate in every softmax layer, as far as its gates
     are equal to one: a gate of one number a head, a channel or a token repeats its rows, and the 2
     of y * 2s(g) goes to the weight behind the gate. Any other stays, and its key is refused later.
     """
+    config = model.config
     is_plain = config.gate_input == "token" and config.gate_bias is None and not config.gate_rank
     if not is_plain or config.gate_activation not in ("sigmoid", "sigmoid2"):
         return config, weights
-    C, H, D = config.n_embd, config.n_head, config.head_dim
-    shapes = {"elementwise": (H, D), "headwise": (H, 1), "shared": (1, D), "scalar": (1, 1)}
     weights, gates = dict(weights), []
-    for layer, (mixer, gate) in enumerate(config.layers()):
+    for layer, block in enumerate(model.blocks):
         gates.append(word_of(config.gate, layer))
-        if kind_of(mixer) != "softmax" or gate.positions.keys() != {"readout"}:
+        if list(block.mixer.gates) != ["readout"]:
             continue
         gates[-1] = "elementwise"
         out_proj = f"blocks.{layer}.mixer.out_proj.weight"
         proj = f"blocks.{layer}.mixer.gates.readout.proj.weight"
         if config.gate_activation == "sigmoid2":
             weights[out_proj] = 2 * weights[out_proj]
-        rows = weights[proj].unflatten(0, shapes[gate.positions["readout"]])
-        weights[proj] = rows.expand(H, D, C).flatten(0, 1)
+        rows = weights[proj].unflatten(0, block.mixer.gates["readout"].shape)  # (H or 1, D or 1, C)
+        weights[proj] = rows.expand(config.n_head, config.head_dim, -1).flatten(0, 1)
     return dataclasses.replace(config, gate=shortest(gates), gate_activation="sigmoid"), weights

@@ -102,7 +102,7 @@ KEYS_OF_MAMBA2 = BASE | dict(
 # What fields may be that no tensor shows, and what those are that a config.json leaves out
 ALLOWED: dict[str, Any] = dict(hidden_act=("silu",), use_sliding_window=(False,))
 DEFAULTS: dict[str, Any] = dict(
-    head_dim=None, num_key_value_heads=None, tie_word_embeddings=False, rms_norm_eps=1e-6, full_attention_interval=4,
+    tie_word_embeddings=False, rms_norm_eps=1e-6, full_attention_interval=4,
     rope_theta=10000.0, partial_rotary_factor=1.0, sliding_window=None, no_rope_layer_interval=4,
 )  # fmt: skip
 ALLOWED_OF_GPT2 = dict(
@@ -196,8 +196,8 @@ def read_rope(config: dict, name: str) -> dict[str, Any]:
 
 
 def write_rope(keys: dict) -> dict[str, Any]:
-    mixer = next(mixer for mixer in keys["attention"] if kind_of(mixer) == "softmax")
-    plain = {"rope_theta": keys["rope_base"], PARTIAL: MIXERS[mixer].rope_fraction}
+    softmax: Any = next(MIXERS[name] for name in keys["attention"] if kind_of(name) == "softmax")
+    plain = {"rope_theta": keys["rope_base"], PARTIAL: softmax.rope_fraction}
     kind = keys["rope_scaling"]
     if kind not in ROPES:
         return {"rope_parameters": {"rope_type": "default"} | plain} | plain
@@ -244,8 +244,7 @@ def read_transformers(config: dict, name: str) -> dict[str, Any]:
 
 
 def write_transformers(keys: dict, name: str) -> dict[str, Any]:
-    fields = write_rope(keys)
-    fields |= {"hidden_act": "silu", "attention_bias": False, "sliding_window": keys["window"][0]}
+    fields = write_rope(keys) | {"sliding_window": keys["window"][0]}
     if name in GATED:  # no layer has experts
         is_full = [kind_of(mixer) == "softmax" for mixer in keys["attention"]]
         kinds = ["full_attention" if full else "linear_attention" for full in is_full]
@@ -274,16 +273,7 @@ def read_fla(config: dict, name: str) -> dict[str, Any]:
     softmax = set(attn.get("layers", ()))
     mixers = ["softmax" if i in softmax else FAMILIES[name].mixer for i in range(n_layer)]
     width = config["head_dim"] if name in BY_HEAD else C / H
-    dims = [width * config["expand_k"], width * config["expand_v"]]
-    if any(abs(dim - round(dim)) > 1e-5 * dim for dim in dims):
-        raise UserError(f"expand_k, expand_v: a head would have {dims} key and value channels")
-    if config.get("num_kv_heads", H) != H:
-        raise UserError(f"num_kv_heads: the {name} here needs num_heads={H} of them")
     short_conv = config["conv_size"] if config["use_short_conv"] else 0
-    if short_conv and (name == "gla" or softmax and short_conv != 4):
-        raise UserError(
-            f"conv_size={short_conv}: it would be in softmax layers, too, and without a SiLU in gla"
-        )
     heads = attn.get("num_heads", H)  # of softmax layers
     keys = dict(
         n_head=heads,
@@ -294,9 +284,9 @@ def read_fla(config: dict, name: str) -> dict[str, Any]:
         attention=shortest(mixers),
         gate=shortest(["none" if mixer == "softmax" else gate for mixer in mixers]),
         gate_activation="silu" if name == "delta_net" else "sigmoid",
-        heads=H if name not in BY_HEAD else config["num_v_heads"] or H,
-        key_dim=round(dims[0]),
-        value_dim=round(dims[1]),
+        heads=config["num_v_heads"] or H,
+        key_dim=round(width * config["expand_k"]),
+        value_dim=round(width * config["expand_v"]),
         # softmax layers have none unless it is named
         short_conv=None if short_conv == 4 else short_conv,
         beta_max=2.0 if config["allow_neg_eigval"] else 1.0,
@@ -313,14 +303,14 @@ def write_fla(keys: dict, name: str) -> dict[str, Any]:
     is_native = any(gate.native for gate in gates)
     has_gate = is_native or any(gate.positions for gate in gates)
     width = max(keys["short_conv"])
-    fields = dict(hidden_act="swish", use_short_conv=width > 0, conv_size=width or 4)
+    fields = dict(use_short_conv=width > 0, conv_size=width or 4)
     fields["allow_neg_eigval"] = keys["beta_max"] == 2
     fields["use_output_gate" if name == "gla" else "use_gate"] = has_gate
     if name in BY_HEAD:
-        fields["expand_v"] = factor(Dv, Dk)
+        fields["expand_v"] = Dv / Dk
     else:
-        fields["expand_k"] = factor(H * Dk, keys["n_embd"])
-        fields["expand_v"] = factor(H * Dv, keys["n_embd"])
+        fields["expand_k"] = H * Dk / keys["n_embd"]
+        fields["expand_v"] = H * Dv / keys["n_embd"]
     if name == "gated_deltanet":
         fields["output_gate_activation"] = "swish" if is_native else "sigmoid"
     if softmax:
@@ -334,24 +324,13 @@ def write_fla(keys: dict, name: str) -> dict[str, Any]:
     return fields
 
 
-def factor(product: int, number: int) -> float:
-    """What number is multiplied by for product, also where fla cuts the result off to an int."""
-    quotient = product / number
-    return quotient if int(quotient * number) == product else math.nextafter(quotient, math.inf)
-
-
 # --------------------------------------------------------------------------------------------------
 # Mamba-2, of transformers and fla
 
 
 def read_mamba2(config: dict, name: str) -> dict[str, Any]:
-    H, expand = config["num_heads"], config["expand"]
-    inner = expand * config["hidden_size"]
-    if H % expand or H * config["head_dim"] != inner:
-        raise UserError(
-            f"num_heads={H}: must be a multiple of expand={expand}, and head_dim times it must be {inner}"
-        )
-    return dict(n_head=H // expand, readout_norm="published" if config["rmsnorm"] else "none")
+    norm = "published" if config["rmsnorm"] else "none"
+    return dict(n_head=config["num_heads"] // config["expand"], readout_norm=norm)
 
 
 def write_mamba2(keys: dict, name: str) -> dict[str, Any]:
@@ -361,9 +340,6 @@ def write_mamba2(keys: dict, name: str) -> dict[str, Any]:
         num_heads=keys["expand"] * keys["n_head"],
         n_groups=1,
         conv_kernel=keys["short_conv"][0] or 4,
-        use_bias=False,
-        use_conv_bias=True,
-        hidden_act="silu",
     )
 
 
@@ -415,6 +391,7 @@ FAMILIES = {  # by model_type, but for nanogpt
     "nanogpt": GPT2._replace(keys=KEYS_OF_NANOGPT),
     "gla": FLA._replace(
         names=NAMES_OF_GLA,
+        allowed=ALLOWED_OF_FLA | dict(use_short_conv=(False,)),  # here it has no SiLU
         defaults=DEFAULTS_OF_FLA | dict(expand_k=0.5, use_short_conv=False),
         mixer="gla",
     ),
@@ -456,8 +433,8 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     allowed = family.allowed | {"quantization_config": ({},)}
     for field in config.keys() & allowed.keys():
         check_choice(field, config[field], allowed[field])
-    keys = family.always | {key: config[field] for key, field in family.keys.items()}
-    keys |= family.read(config, name)
+    given = {key: config[field] for key, field in family.keys.items() if field in config}
+    keys = family.always | given | family.read(config, name)
     if "mlp_width" in keys:
         keys["mlp_ratio"] = mlp_ratio_of(keys.pop("mlp_width"), keys["n_embd"], keys["mlp"])
     if "heads" in keys:
@@ -471,10 +448,8 @@ def config_of(config: GPTConfig, name: str, weights: dict) -> dict[str, Any]:
     keys = written_out(config)
     if not {kind_of(mixer) for mixer in keys["attention"]} <= {"softmax", family.mixer}:
         raise UserError(f"attention={config.attention!r}: {name} has no such layers")
-    widths = {len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")}
-    if len(widths) != 1 and "mlp_width" in family.keys:
-        raise UserError(f"{name} has no model with MLPs of {len(widths)} widths")
-    keys["mlp_width"] = max(widths, default=None)
+    widths = [len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")]
+    keys["mlp_width"] = max(widths, default=1)
     keys |= zip(SIZES, config.head_sizes, strict=True)
     architecture = CLASSES[name]
     if not architecture.endswith("Model"):

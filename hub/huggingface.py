@@ -76,8 +76,7 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
                 tensors |= with_usual_names(load_safetensors(part), part, family)
             weights = translated(config, family, tensors)
     except UserError as error:
-        is_named = str(error).startswith(str(folder))
-        raise UserError(str(error) if is_named else f"{folder}: {error}") from None
+        raise UserError(f"{folder}: {error}") from None
     checkpoint: dict[str, Any] = {
         "model": weights,
         "model_args": dataclasses.asdict(config),

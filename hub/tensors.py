@@ -2,12 +2,11 @@
 mean."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from hub.families import FAMILIES, GATED, NAMES_OF_GPT2, read_fla
-from mixer import Mixer
 from model import GPT, Softmax
 from ops.fast import at_least_float32
 
@@ -84,7 +83,7 @@ def their_name(name: str, model: GPT, family: str) -> str:
     return place + name
 
 
-def shared_rows(mixer: Mixer, family: str) -> Iterator[tuple[dict, dict, dict]]:
+def shared_rows(mixer: Any, family: str) -> Iterator[tuple[dict, dict, dict]]:
     """The modules of a mixer whose rows are shared out otherwise there: ({name of theirs: (groups,
     blocks)}, {name of ours: blocks}, {block: its rows}). The mixer need not have all of them.
 
@@ -115,11 +114,8 @@ def shared_rows(mixer: Mixer, family: str) -> Iterator[tuple[dict, dict, dict]]:
                 yield theirs, {ours: "".join(sizes)}, sizes
     elif family == "mamba2":
         ours = {"in_proj": "x", "gates.native.proj": "z"}
-        yield (
-            {"mixer.in_proj": (1, "zx")},
-            ours,
-            {"x": len(mixer.in_proj.weight)} | {"z": gates["native"]},
-        )
+        sizes = {"x": len(mixer.in_proj.weight), "z": gates["native"]}
+        yield {"mixer.in_proj": (1, "zx")}, ours, sizes
     else:
         theirs = {"qkv": 1, "b": 1, "a": 1, "z": 1}
         if family == "qwen3_next":

@@ -386,8 +386,10 @@ NOT_HELD = {
     "rope_scaling='ntk'": ("qwen3", dict(rope_scaling="ntk", rope_factor=2.0)),
     "position='rope': there it can only be 'learned'": ("gpt2", OF_GPT2 | dict(position="rope")),
     "gate_rank=2": ("qwen3_5_text", dict(gate="elementwise", gate_rank=2)),
-    "MLPs of 0 widths": ("qwen3", dict(mlp="none")),
-    "MLPs of 2 widths": ("qwen3_5_text", dict(gate="none,elementwise", match_params=True)),
+    "mlp='none': there it can only be 'swiglu'": ("qwen3", dict(mlp="none")),
+    "size mismatch for blocks.0.mlp.up.weight": (
+        "qwen3_5_text", dict(gate="elementwise,none", attention="softmax,gated_deltanet", match_params=True)
+    ),
 }  # fmt: skip
 
 

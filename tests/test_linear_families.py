@@ -3,8 +3,6 @@
 Slow: fla's own models, in Triton's interpreter. Other tests take published.FlaMixer, which is written from fla's code.
 """
 
-import json
-
 import published
 import pytest
 import test_fla
@@ -48,20 +46,14 @@ def test_a_model_of_fla_has_the_logits_of_its_definition_and_comes_back_bit_for_
     test_huggingface.assert_comes_back(ours, helpers, tmp_path, OF_FLA[name]["model_type"])
 
 
-ODD = dict(delta_sizes=[2, 4, 11, 15])  # int(11 * (15 / 11)) is 14
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("attention", "family"), [("kda_fla", "kda"), ("deltanet", "delta_net"), ("kda_fla,softmax", "kda")]
 )
 def test_a_native_gate_leaves_and_is_none_where_a_mixer_has_none(attention, family, helpers, tmp_path):
     keys = OURS | dict(attention=attention, gate="native", n_kv_head=None, qk_norm=False, head_dim=4)
-    keys |= ODD if attention == "kda_fla" else {}
     ours = save_ours(tmp_path / "a.pt", keys)
     export.main(helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", family=family))
-    about = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    assert attention != "kda_fla" or int(about["head_dim"] * about["expand_v"]) == 15  # as fla computes it
     back = imported(helpers, tmp_path / "theirs", tmp_path / "back")
     assert back.config.attention == attention
     torch.testing.assert_close(back(IDX % 50), ours(IDX % 50), rtol=0, atol=1e-5)
@@ -70,14 +62,12 @@ def test_a_native_gate_leaves_and_is_none_where_a_mixer_has_none(attention, fami
 Q_PROJ, WIDE, NARROW = "model.layers.0.attn.q_proj.weight", torch.ones(17, 32), torch.ones(15, 32)
 IN_PROJ = "backbone.layers.0.mixer.in_proj.weight"
 REFUSED = {  # the first word of each is the folder
-    "GLA with a SiLU": (change(use_short_conv=True), "conv_size=4: it would be"),
+    "GLA with a SiLU": (change(use_short_conv=True), "use_short_conv=True: must be one of False"),
     "GLA with a feature map": (change(feature_map="relu"), "feature_map='relu': must be"),
-    "GLA with fewer keys": (change(num_kv_heads=1), "needs num_heads=2 of them"),
-    "GLA with halves of channels": (change(expand_k=0.3), "a head would have [4.8, 16.0] key and value"),
     "GLA with wide queries": (change_tensor(Q_PROJ, WIDE), "size mismatch for blocks.0.mixer.qkv.weight"),
     "GLA with two kinds of softmax": (change(attn=[{}, {}]), "'list' object has no attribute 'get'"),
     "KDA with a bound": (change(lower_bound=-5.0), "lower_bound=-5.0: must be"),
-    "Mamba-2 with a head more": (change(num_heads=5), "num_heads=5: must be a multiple of expand=2, and"),
+    "Mamba-2 with a head more": (change(num_heads=6), "not of the shape"),
     "Mamba-2 without rows": (change_tensor(IN_PROJ, NARROW), f"{IN_PROJ}: not of the shape"),
 }
 
