@@ -348,7 +348,7 @@ def write_mamba2(keys: dict, name: str) -> dict[str, Any]:
 
 
 class Family(NamedTuple):
-    names: dict[str, str]  # of modules
+    names: dict[str, str]  # of tensors
     blocks: str  # what theirs call the list of layers
     keys: dict[str, str]  # {our key: the field that it is}
     allowed: dict[str, tuple]  # {field: what it may be}
@@ -406,25 +406,26 @@ FAMILIES = {  # by model_type, but for nanogpt
         always=dict(attention="mamba2", gate="native", mlp="none"), mixer="mamba2",
     ),
 }  # fmt: skip
-CLASSES = {  # of what is written, without "ForCausalLM"; other families are only read
-    "llama": "Llama", "qwen3": "Qwen3", "qwen3_next": "Qwen3Next", "qwen3_5_text": "Qwen3_5", "gpt2": "GPT2LMHeadModel",
-    "mistral": "Mistral", "qwen2": "Qwen2", "smollm3": "SmolLM3", "gla": "GLA", "gated_deltanet": "GatedDeltaNet",
-    "delta_net": "DeltaNet", "kda": "KDA", "mamba2": "Mamba2",
+CLASSES = {  # of what is written; other families are only read
+    "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM", "gpt2": "GPT2LMHeadModel", "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM", "smollm3": "SmolLM3ForCausalLM", "gla": "GLAForCausalLM",
+    "gated_deltanet": "GatedDeltaNetForCausalLM", "delta_net": "DeltaNetForCausalLM", "kda": "KDAForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
 }  # fmt: skip
 
 
-def family_of(config: dict) -> str:
-    """A key of FAMILIES. Raises UserError for a model that is not read."""
-    name = config.get("model_type")
-    check_choice("model_type", name, FAMILIES)
-    return name
+def check_family(config: dict) -> None:
+    """Raises UserError for a model that is not read."""
+    check_choice("model_type", config.get("model_type"), FAMILIES)
 
 
 def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     """The keys of GPTConfig for a config.json of theirs. Raises UserError for what the model here
     does not have. No field is null but sliding_window, where that is no window, and not the
     family's."""
-    name = family_of(config)
+    check_family(config)
+    name = config["model_type"]
     family = FAMILIES[name]
     config = family.defaults | config
     if "layer_norm_epsilon" in config:  # of transformers' Mamba-2
@@ -451,11 +452,8 @@ def config_of(config: GPTConfig, name: str, weights: dict) -> dict[str, Any]:
     widths = [len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")]
     keys["mlp_width"] = max(widths, default=1)
     keys |= zip(SIZES, config.head_sizes, strict=True)
-    architecture = CLASSES[name]
-    if not architecture.endswith("Model"):
-        architecture += "ForCausalLM"
     about = {
-        "architectures": [architecture],
+        "architectures": [CLASSES[name]],
         "model_type": name,
         "dtype": str(weights["wte.weight"].dtype).removeprefix("torch."),
         # some classes have numbers of their own

@@ -20,7 +20,7 @@ from base.files import claim, new_folder, one_line, read_json, write_whole
 from base.tensors import check_tensors, import_safetensors, load_torch, save_folder
 from configurator import UserError
 from data.tokenizer import TOKENIZER_FILE, FileTokenizer
-from hub.families import FAMILIES, family_of, keys_of
+from hub.families import FAMILIES, Family, check_family, keys_of
 from hub.tensors import parts_of
 from hub.text import TOKENIZER_FILES, copied_files
 from model import GPTConfig
@@ -69,12 +69,12 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
         file = folder / "ckpt.pt"
     try:
         with one_line("cannot be read"):
-            about, tensors = read_nanogpt(file) if file.suffix == ".pt" else read_about(file)
-            family = family_of(about)
+            about, tensors = read_nanogpt(file) if file.suffix == ".pt" else read_hub(folder)
             config = configurator.build(GPTConfig, keys_of(about, block_size))
-            for part in [] if file.suffix == ".pt" else files_of(folder):
-                tensors |= with_usual_names(load_safetensors(part), part, family)
-            weights = translated(config, family, tensors)
+            family = FAMILIES[about["model_type"]]
+            tensors = with_usual_names(tensors, family)
+            check_tensors(tensors, file)
+            weights = translated(config, about["model_type"], tensors)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
     checkpoint: dict[str, Any] = {
@@ -87,17 +87,22 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
         checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
         checkpoint["data"]["first_ids"] = tokenizer.first_ids()
     # a state space model has any length
-    longest = about.get(FAMILIES[family].keys.get("block_size"), 0)
+    longest = about.get(family.keys.get("block_size"), 0)
     return checkpoint, longest, file
 
 
-def read_about(file: Path) -> tuple[dict, dict]:
-    """(a config.json without what is null, no tensors yet)."""
-    about = read_json(file, infinity=True)
+def read_hub(folder: Path) -> tuple[dict, dict[str, torch.Tensor]]:
+    """A folder's config.json, without what is null, and its tensors. Raises UserError."""
+    about = read_json(folder / "config.json", infinity=True)
     if "text_config" in about:  # of images and text: the text model has a config of its own
         about |= {"model_type": f"{about['model_type']}_text"} | about["text_config"]
     is_set = {k: v for k, v in about.items() if v is not None or k == "sliding_window"}
-    return is_set, {}
+    check_family(is_set)  # before the tensors, which may be a pickle
+    tensors = {}
+    for file in files_of(folder):
+        with one_line(f"{file.name}: missing, damaged, or no safetensors"):
+            tensors |= import_safetensors().torch.load_file(file)
+    return is_set, tensors
 
 
 def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
@@ -105,34 +110,22 @@ def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     gelu is the exact one, as in nanoGPT's code of today; a checkpoint does not say which its code
     had."""
     content = load_torch(file)
-    args = content.get("model_args") if isinstance(content, dict) else None
-    if not isinstance(args, dict) or args.keys() - {"dropout"} != set(FAMILIES["nanogpt"].keys):
-        raise UserError(
-            f"{file}: no checkpoint of nanoGPT, whose model_args are n_layer, n_head, n_embd, bias ..."
-        )
-    about = args | {"model_type": "nanogpt", "activation_function": "gelu"}
-    return about, with_usual_names(content.get("model"), file, "nanogpt")
+    args = content["model_args"]
+    if args.keys() - {"dropout"} != FAMILIES["nanogpt"].keys.keys():
+        raise UserError("no checkpoint of nanoGPT, whose model_args are n_layer, n_head, bias ...")
+    return args | {"model_type": "nanogpt", "activation_function": "gelu"}, content["model"]
 
 
-def load_safetensors(file: Path) -> dict[str, torch.Tensor]:
-    with one_line(f"{file}: missing, damaged, or no safetensors"):
-        return import_safetensors().torch.load_file(file)
-
-
-def with_usual_names(content: Any, file: Path, family: str) -> dict[str, torch.Tensor]:
-    """The tensors of {name: tensor}, but for LEFT_OUT, under their usual names. Raises UserError
-    for anything else."""
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: holds no table of tensors")
+def with_usual_names(content: dict, family: Family) -> dict[str, torch.Tensor]:
+    """The tensors but for LEFT_OUT, under their usual names."""
     tensors = {}
-    prefix = FAMILIES[family].blocks.partition(".")[0] + "."  # which a folder may leave out
+    prefix = family.blocks.partition(".")[0] + "."  # which a folder may leave out
     for name, tensor in content.items():
         if re.match(LEFT_OUT, name):
             continue
         for other, usual in SPELLINGS.items():
             name = name.replace(other, usual, 1)
         tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
-    check_tensors(tensors, file)
     return tensors
 
 
@@ -142,9 +135,7 @@ def files_of(folder: Path) -> list[Path]:
         return [folder / "model.safetensors"]
     index = folder / "model.safetensors.index.json"
     if not os.path.isfile(index):
-        raise UserError(
-            f"{folder}: has no model.safetensors; a pickle is not read, since it can run code"
-        )
+        raise UserError("has no model.safetensors; a pickle is not read, since it can run code")
     # their last part alone: nothing outside the folder is read
     names = {os.path.basename(name) for name in read_json(index)["weight_map"].values()}
     return [folder / name for name in sorted(names)]
@@ -163,12 +154,10 @@ def translated(
         if missing:
             raise UserError(f"lacks {min(missing)}, which its config.json asks for")
         unknown -= part.theirs.keys()
-        with one_line(f"{', '.join(part.theirs)}: not of the shape that its config.json gives"):
-            weights |= part.to_ours(tensors)
+        weights |= part.to_ours(tensors)
     if unknown:
         raise UserError(f"holds {min(unknown)}, which the model here has no place for")
-    with one_line("its tensors are not of the shapes that its config.json gives"):
-        model.load_state_dict(weights, assign=True)
+    model.load_state_dict(weights, assign=True)  # which compares the shapes
     return weights
 
 

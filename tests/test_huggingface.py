@@ -388,7 +388,7 @@ NOT_HELD = {
     "gate_rank=2": ("qwen3_5_text", dict(gate="elementwise", gate_rank=2)),
     "mlp='none': there it can only be 'swiglu'": ("qwen3", dict(mlp="none")),
     "size mismatch for blocks.0.mlp.up.weight": (
-        "qwen3_5_text", dict(gate="elementwise,none", attention="softmax,gated_deltanet", match_params=True)
+        "qwen3_5_text", HYBRID | dict(gate="native,elementwise", match_params=True)
     ),
 }  # fmt: skip
 

@@ -67,8 +67,8 @@ REFUSED = {  # the first word of each is the folder
     "GLA with wide queries": (change_tensor(Q_PROJ, WIDE), "size mismatch for blocks.0.mixer.qkv.weight"),
     "GLA with two kinds of softmax": (change(attn=[{}, {}]), "'list' object has no attribute 'get'"),
     "KDA with a bound": (change(lower_bound=-5.0), "lower_bound=-5.0: must be"),
-    "Mamba-2 with a head more": (change(num_heads=6), "not of the shape"),
-    "Mamba-2 without rows": (change_tensor(IN_PROJ, NARROW), f"{IN_PROJ}: not of the shape"),
+    "Mamba-2 with a head more": (change(num_heads=6), "split_with_sizes expects"),
+    "Mamba-2 without rows": (change_tensor(IN_PROJ, NARROW), "split_with_sizes expects"),
 }
 
 
