@@ -170,6 +170,7 @@ class Mixer(nn.Module):
                 width = self.n_head * width
             self.norm = READOUT_NORMS[self.norm_kind](width, eps=config.norm_eps)
         is_alone = type(self.norm) is RMSNorm and not self.norms_heads_together
+        is_alone = is_alone and type(self).normed is Mixer.normed
         self.is_fused = (
             self.has_fla and is_alone and any(gate.has_kernel for gate in self.after_norm[:1])
         )

@@ -56,16 +56,30 @@ def parts_of(model: GPT, family: str) -> Iterator[Part]:
     names = list(model.state_dict())
     for i, block in enumerate(model.blocks):
         place = f"{FAMILIES[family].blocks}.{i}"
-        for theirs, ours, sizes in shared_rows(block.mixer, family):
+        for theirs, ours in shared_rows(block.mixer, family):
             for kind in ("weight", "bias"):
                 there = {f"{place}.{module}.{kind}": rows for module, rows in theirs.items()}
                 here = {f"blocks.{i}.mixer.{module}.{kind}": rows for module, rows in ours.items()}
                 if here.keys() <= set(names):
                     names = [name for name in names if name not in here]
+                    sizes = sizes_of(block.mixer, ours)
                     yield Part(there, here, sizes, translation(next(iter(here)), family, model))
     for name in names:
         there = {their_name(name, model, family): (1, "x")}
         yield Part(there, {name: "x"}, {}, translation(name, family, model))
+
+
+def sizes_of(mixer: Any, ours: dict[str, str]) -> dict[str, int]:
+    """{block: its rows} of the blocks of a mixer's modules."""
+    sizes = {}
+    for module, blocks in ours.items():
+        if module == "conv":
+            rows = mixer.split
+        else:
+            linear = mixer.get_submodule(module)
+            rows = linear.parts if len(blocks) > 1 else [len(linear.weight)]
+        sizes |= zip(blocks, rows, strict=True)
+    return sizes
 
 
 def their_name(name: str, model: GPT, family: str) -> str:
@@ -83,46 +97,41 @@ def their_name(name: str, model: GPT, family: str) -> str:
     return place + name
 
 
-def shared_rows(mixer: Any, family: str) -> Iterator[tuple[dict, dict, dict]]:
+def shared_rows(mixer: Any, family: str) -> Iterator[tuple[dict, dict]]:
     """The modules of a mixer whose rows are shared out otherwise there: ({name of theirs: (groups,
-    blocks)}, {name of ours: blocks}, {block: its rows}). The mixer need not have all of them.
+    blocks)}, {name of ours: blocks}). The mixer need not have all of them.
 
     Softmax: q_proj may have the rows of the gate (g). Gated DeltaNet: ours has q, k, v, beta and dt
     in in_proj, and its gate z apart; Mamba-2's has all but the gate.
     """
     about = FAMILIES[family]
-    H, Hk = mixer.n_head, mixer.shapes["key"][0]
-    gates = {name: len(gate.proj.weight) for name, gate in mixer.gates.items()}
+    Hk = mixer.shapes["key"][0]
     if about.names is NAMES_OF_GPT2:
         return
     if isinstance(mixer, Softmax):
-        ours = {"qkv": "qkv"}
-        query = (1, "q")
-        if gates:
-            ours["gates.readout.proj"] = "g"
-            query = (H if family in GATED else Hk, "qg")
-        theirs = {"q_proj": query, "k_proj": (1, "k"), "v_proj": (1, "v")}
         place = "attn" if about.read is read_fla else "self_attn"
-        sizes = dict(zip("qkvg", [*mixer.widths, *gates.values()], strict=False))
-        yield {f"{place}.{name}": rows for name, rows in theirs.items()}, ours, sizes
+        theirs = {f"{place}.{block}_proj": (1, block) for block in "qkv"}
+        ours = {"qkv": "qkv"}
+        if mixer.gates:
+            theirs[f"{place}.q_proj"] = (mixer.n_head if family in GATED else Hk, "qg")
+            ours["gates.readout.proj"] = "g"
+        yield theirs, ours
     elif about.read is read_fla:
-        for ours, suffix in (("qkv", "proj"), ("in_proj", "proj"), ("conv", "conv1d")):
-            if hasattr(mixer, ours):
-                parts = getattr(getattr(mixer, ours), "parts", mixer.split)
-                sizes = dict(zip("qkvba", parts, strict=False))
-                theirs = {f"attn.{block}_{suffix}": (1, block) for block in sizes}
-                yield theirs, {ours: "".join(sizes)}, sizes
+        in_proj = "qkvba" if getattr(mixer, "decay", "") == "head" else "qkvb"
+        for module, suffix, blocks in (
+            ("qkv", "proj", "qkv"),
+            ("in_proj", "proj", in_proj),
+            ("conv", "conv1d", "qkv"),
+        ):
+            yield {f"attn.{block}_{suffix}": (1, block) for block in blocks}, {module: blocks}
     elif family == "mamba2":
-        ours = {"in_proj": "x", "gates.native.proj": "z"}
-        sizes = {"x": len(mixer.in_proj.weight), "z": gates["native"]}
-        yield {"mixer.in_proj": (1, "zx")}, ours, sizes
+        yield {"mixer.in_proj": (1, "zx")}, {"in_proj": "x", "gates.native.proj": "z"}
     else:
-        theirs = {"qkv": 1, "b": 1, "a": 1, "z": 1}
+        layout = {"qkv": 1, "b": 1, "a": 1, "z": 1}
         if family == "qwen3_next":
-            theirs = {"qkvz": Hk, "ba": Hk}
-        theirs = {f"linear_attn.in_proj_{blocks}": (n, blocks) for blocks, n in theirs.items()}
-        sizes = dict(zip("qkvbaz", [*mixer.in_proj.parts, gates["native"]], strict=True))
-        yield theirs, {"in_proj": "qkvba", "gates.native.proj": "z"}, sizes
+            layout = {"qkvz": Hk, "ba": Hk}
+        theirs = {f"linear_attn.in_proj_{blocks}": (n, blocks) for blocks, n in layout.items()}
+        yield theirs, {"in_proj": "qkvba", "gates.native.proj": "z"}
 
 
 def translation(name: str, family: str, model: GPT) -> tuple[Callable, Callable]:

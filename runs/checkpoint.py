@@ -27,9 +27,7 @@ from model import GPT, GPTConfig
 from runs.hardware import DTYPES, Processes
 from runs.memory import NotEnoughMemory, without_data
 
-WITHOUT_FORMAT = (
-    "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for hub/export.py --from_hf"
-)
+WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for hub/export.py --from_hf"
 # the last code that reads the tensors of checkpoint=sharded
 LAST_WITH_SHARDS = "27a232e"
 # of a file with a config.json beside it

@@ -247,7 +247,8 @@ def test_fla_is_used_from_its_lowest_version_on_where_there_is_a_gpu(monkeypatch
 ON_A_GPU = [  # what a model calls beside torch's functions: a norm and the gate behind it are a kernel of their own
     ("fla norm_and_gate", dict(attention="gla", kernels="fla")), ("fla norm_and_gate", dict(gate="native")),
     ("fla norm_and_gate", dict(attention="kda", gate="native+elementwise")), ("chunked", dict(dtype=torch.float64)),
-    ("norm_and_gate", dict(attention="softmax", readout_norm="rms")), ("", dict(attention="softmax")),
+    ("norm_and_gate", dict(attention="softmax", readout_norm="rms")),
+    ("", dict(attention="silu_readout", readout_norm="rms")), ("", dict(attention="softmax")),
     ("fla", dict(gate="none")), ("fla", dict(gate="headwise")), ("fla", dict(gate_activation="sigmoid2")),
     ("fla", dict(gate_input="static")), ("fla", dict(norm_first=False)),
     ("chunked", dict(kernels="torch")), ("fla", dict(attention="mamba2")), ("fla", dict(attention="mamba3")),
