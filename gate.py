@@ -28,8 +28,6 @@ GATE_ACTIVATIONS = {
     "add_silu": lambda y, g, slope: y + F.silu(g),
     "add_identity": lambda y, g, slope: y + g,
 }
-# right behind the readout's norm, without parameters
-READOUT_ACTIVATIONS: dict = {"none": lambda o: o, "silu": F.silu, "square": torch.square}
 
 
 class ZeroLinear(nn.Linear):
@@ -82,7 +80,7 @@ class Gate(nn.Module):
                 self.down = nn.Linear(config.n_embd, rank, bias=False)
             n_in = rank or config.n_embd
             if native:
-                self.proj = nn.Linear(n_in, size, bias=config.native_bias)
+                self.proj = nn.Linear(n_in, size, bias=False)
             else:
                 self.proj = ZeroLinear(n_in, size, config.gate_bias)
         if self.activation == "learned":
@@ -176,7 +174,8 @@ def reason_against(granularity: str, position: str, mixer, config) -> str:
     # the norm divides by what all that it reads was multiplied with
     is_before_norm = position == "readout" and norm == "rms" and not config.norm_first
     is_before_norm |= position == "query" and norm != "none" and mixer.is_linear_in_query
-    is_shared = granularity == "scalar" or granularity == "headwise" and mixer.norms_each_head
+    is_shared = granularity == "scalar"
+    is_shared |= granularity == "headwise" and not mixer.norms_heads_together
     if is_before_norm and is_shared and is_factor(activation):
         return "has no effect, because a norm behind it cancels a factor that its inputs share"
     return ""

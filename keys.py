@@ -14,16 +14,18 @@ from configurator import UserError, check, check_choice, key
 
 DTYPES = ("float32", "bfloat16", "float16")  # of matrix products
 # values of rope_scaling that ask for rope_length
-WITH_ROPE_LENGTH = ("yarn", "yarn_untruncated", "llama3")
+WITH_ROPE_LENGTH = ("yarn", "llama3")
 ROPE_SCALINGS = ("none", "ntk", "linear", *WITH_ROPE_LENGTH)
 # names that transformers, fla, nanoGPT and others have for a key: what it is called here
 ELSEWHERE = {
     "hidden_size": "n_embd", "d_model": "n_embd", "num_hidden_layers": "n_layer", "num_layers": "n_layer",
     "num_attention_heads": "n_head", "num_heads": "n_head", "num_key_value_heads": "n_kv_head",
-    "num_kv_heads": "n_kv_head", "intermediate_size": "mlp_width", "hidden_ratio": "mlp_ratio", "hidden_act": "mlp",
+    "num_kv_heads": "n_kv_head", "intermediate_size": "mlp_ratio, a multiple of n_embd", "hidden_ratio": "mlp_ratio",
+    "hidden_act": "mlp",
     "max_position_embeddings": "block_size", "seq_len": "block_size", "context_length": "block_size",
     "rms_norm_eps": "norm_eps", "layer_norm_epsilon": "norm_eps", "rope_theta": "rope_base",
-    "partial_rotary_factor": "rope_fraction", "tie_word_embeddings": "tie_embeddings", "sliding_window": "window",
+    "partial_rotary_factor": "attention=qwen3_next, or a subclass",
+    "tie_word_embeddings": "tie_embeddings", "sliding_window": "window",
     "window_size": "window", "attn": "attention", "mixer": "attention", "attn_mode": "kernels",
     "attn_implementation": "kernels", "use_output_gate": "gate=native", "use_gate": "gate=native",
     "attn_output_gate": "gate=elementwise", "conv_size": "short_conv", "conv_kernel": "short_conv",
@@ -33,6 +35,11 @@ ELSEWHERE = {
     "gradient_checkpointing": "activation_checkpointing", "resume_from_checkpoint": "init_from=resume",
     "sink": "attention=sink_head", "forget_gate": "attention=fox", "attention_weights": "attention=softpick",
     "attention_softcap": "attention=softcap", "n_householder": "a subclass of DeltaProduct (variants.py)",
+    "qkv_bias": "attention=qwen2", "rope_fraction": "attention=qwen3_next, or a subclass",
+    "readout_activation": "attention=silu_readout", "native_bias": "attention=kda_fla",
+    "mlp_width": "mlp_ratio, a multiple of n_embd", "pad_vocab_to": "vocab_size",
+    "delta_heads": "delta_sizes", "delta_key_heads": "delta_sizes", "delta_key_dim": "delta_sizes",
+    "delta_value_dim": "delta_sizes",
     "n_positions": "block_size", "always_save_checkpoint": "what every evaluation does",
     "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "three lines of Python (docs/reliability.md)",
     "wandb_project": "three lines of Python (docs/reliability.md)", "backend": "chosen by the device",
@@ -45,24 +52,36 @@ GONE = {"shards", "gather_dtype", "checkpoint"}
 
 GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")  # of gates
 
-# keys that are classes of variants.py by now: {key: its value where it was not used}, and the
-# mixer that takes the place of softmax
+# keys that are gone, or classes of variants.py by now: {key: (its value where it was not used, the
+# last commit that had it)}
 RETIRED = {
-    "sink": "none",
-    "attention_weights": "softmax",
-    "forget_gate": False,
-    "attention_softcap": None,
-    "n_householder": 2,
+    "sink": ("none", "27a232e"),
+    "attention_weights": ("softmax", "27a232e"),
+    "forget_gate": (False, "27a232e"),
+    "attention_softcap": (None, "27a232e"),
+    "n_householder": (2, "27a232e"),
+    "qkv_bias": (False, "3c5ad23"),
+    "qk_norm_over": ("head", "3c5ad23"),
+    "post_norm": (False, "3c5ad23"),
+    "rope_fraction": (1.0, "3c5ad23"),
+    "readout_activation": ("none", "3c5ad23"),
+    "native_bias": (False, "3c5ad23"),
+    "n_groups": (1, "3c5ad23"),
+    "pad_vocab_to": (1, "3c5ad23"),
+    "logit_softcap": (None, "3c5ad23"),
 }
-CLASS_OF = {
+CLASS_OF = {  # the mixer that takes the place of softmax
     ("sink", "zero"): "sink_zero",
     ("sink", "head"): "sink_head",
     ("sink", "token"): "sink_token",
     ("attention_weights", "softpick"): "softpick",
     ("forget_gate", True): "fox",
     ("attention_softcap", 50.0): "softcap",
+    ("qkv_bias", True): "qwen2",
+    ("rope_fraction", 0.25): "qwen3_next",
+    ("readout_activation", "silu"): "silu_readout",
 }
-LAST_WITH_THEM = "27a232e"  # a commit
+CLASS_OF_KDA = {("native_bias", True): "kda_fla"}  # and the one that takes the place of kda
 
 
 class LayerGate(NamedTuple):
@@ -93,20 +112,34 @@ def keys_of_today(keys: dict) -> dict:
     """The keys that an older checkpoint or row holds, as they are called today: the one place for
     this. Raises UserError for what the model no longer has."""
     keys = {name: value for name, value in keys.items() if name not in GONE}
-    mixers = []
-    for name, unused in RETIRED.items():
+    for name, (unused, last) in RETIRED.items():
         value = keys.pop(name, unused)
         if value == unused:
             continue
-        mixers.append(CLASS_OF.get((name, value)))
-        if mixers[-1] is None or len(mixers) > 1:
-            raise UserError(
-                f"{name}={value!r}: no mixer of this version; commit {LAST_WITH_THEM} is the last that has it"
-            )
-    if mixers:
+        before = "kda" if (name, value) in CLASS_OF_KDA else "softmax"
+        mixer = (CLASS_OF | CLASS_OF_KDA).get((name, value))
         words = [word.strip() for word in keys.get("attention", "softmax").split(",")]
-        keys["attention"] = ",".join(mixers[0] if word == "softmax" else word for word in words)
+        if mixer is None or before not in words:
+            raise UserError(
+                f"{name}={value!r}: no mixer of this version; commit {last} is the last that has it"
+            )
+        keys["attention"] = ",".join(mixer if word == before else word for word in words)
+    width = keys.pop("mlp_width", None)
+    if width is not None:
+        keys["mlp_ratio"] = mlp_ratio_of(width, keys["n_embd"], keys["mlp"])
+    names = ("delta_key_heads", "delta_heads", "delta_key_dim", "delta_value_dim")
+    key_heads, heads, key_dim, value_dim = (keys.pop(name, None) for name in names)
+    if key_heads or heads or key_dim or value_dim:
+        heads = heads or keys["n_head"]
+        width = keys["head_dim"]
+        keys["delta_sizes"] = [key_heads or heads, heads, key_dim or width, value_dim or width]
     return keys
+
+
+def mlp_ratio_of(width: int, n_embd: int, mlp: str) -> float:
+    """The mlp_ratio that gives an MLP of this hidden width."""
+    n_matrices = 3 if mlp == "swiglu" else 2
+    return width * n_matrices / 2 / n_embd
 
 
 def word_of(pattern: str, layer: int) -> str:
@@ -145,13 +178,9 @@ class GPTConfig:
     vocab_size: int | None = key(
         None, "number of token ids (None: as many as the data has)", at_least=1
     )
-    pad_vocab_to: int = key(
-        1, "round the rows of the embedding up to a multiple; padding is never drawn", at_least=1
-    )
     mlp_ratio: float = key(
         4.0, "hidden width of the MLP, as a multiple of n_embd; swiglu: 2/3 of that", above=0
     )
-    mlp_width: int | None = key(None, "hidden width of the MLP, in place of mlp_ratio", at_least=1)
     mlp: str = key(
         "gelu",
         "gelu: W gelu(U x); gelu_tanh: tanh in place of erf; swiglu: W (silu(G x) * U x); none",
@@ -163,13 +192,9 @@ class GPTConfig:
         choices=("rms", "layer"),
     )
     norm_eps: float = key(1e-5, "the number under the root of every norm", above=0)
-    post_norm: bool = key(
-        False, "norm behind each branch in place of before it: x + norm(mixer(x)), as in OLMo-2"
-    )
     bias: bool = key(
         False, "biases in softmax layers, MLPs and LayerNorms, as in GPT-2; other mixers have none"
     )
-    qkv_bias: bool = key(False, "biases on q, k and v of softmax layers, as in Qwen2")
     dropout: float = key(
         0.0, "dropout on the embedding and on both residual branches", at_least=0, below=1
     )
@@ -186,12 +211,9 @@ class GPTConfig:
         "rope", "rope (in softmax layers only), learned or none, or by layer a,b of rope and none"
     )
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
-    rope_fraction: float = key(
-        1.0, "share of a head's channels that RoPE turns: the first ones", above=0, at_most=1
-    )
     rope_scaling: str = key(
         "none",
-        "how RoPE is extended past block_size; yarn_untruncated: bounds of its ramp between pairs, as in gpt-oss",
+        "how RoPE is extended past block_size",
         choices=ROPE_SCALINGS,
     )
     rope_factor: float = key(1.0, "context extension factor, with rope_scaling", at_least=1)
@@ -199,15 +221,9 @@ class GPTConfig:
         None, "yarn, llama3: length RoPE was trained at (None: block_size)", at_least=1
     )
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
-    qk_norm_over: str = key(
-        "head", "the QK-norm is over a head, or all (OLMo-2)", choices=("head", "all")
-    )
     window: str = key(
         "none",
         "softmax layers: keys that a query sees, its own included: none (all) or 128, or a,b,b",
-    )
-    logit_softcap: float | None = key(
-        None, "c: logits become c * tanh(logit / c) (None: no cap)", above=0
     )
     short_conv: int | None = key(
         None,
@@ -219,9 +235,6 @@ class GPTConfig:
     state_size: int = key(
         128, "mamba2, mamba3: width of B and C, the number of rows of a head's state", at_least=1
     )
-    n_groups: int = key(
-        1, "mamba2: number of groups; the heads of a group share B and C", at_least=1
-    )
     levels: str = key(
         "none",
         "log_linear: a state for each block of 1, 2, 4 ... past tokens; merged: a token is in the block it completes",
@@ -230,15 +243,11 @@ class GPTConfig:
     beta_max: float = key(
         1.0, "delta rule: beta = this * sigmoid; 2 allows negative eigenvalues", choices=(1.0, 2.0)
     )
-    delta_heads: int | None = key(None, "delta rule: number of heads (None: n_head)", at_least=1)
-    delta_key_heads: int | None = key(
-        None, "delta rule: query and key heads (None: delta_heads)", at_least=1
-    )
-    delta_key_dim: int | None = key(
-        None, "delta rule and gla: width of q and k (None: head_dim)", at_least=1
-    )
-    delta_value_dim: int | None = key(
-        None, "delta rule and gla: width of v (None: head_dim)", at_least=1
+    delta_sizes: list[int] | None = key(
+        None,
+        "delta rule, gla: numbers of key heads and of heads, widths of keys and of values "
+        "(None: n_head,n_head,head_dim,head_dim)",
+        at_least=1,
     )
 
     gate: str = key(
@@ -252,9 +261,6 @@ class GPTConfig:
     gate_input: str = key(
         "token", "token: g = W_g x; static: a trained constant", choices=("token", "static")
     )
-    native_bias: bool = key(
-        False, "a trained bias in the native gate, which starts at 0, as in fla's KDA"
-    )
     gate_bias: float | None = key(
         None, "start of the gate's trained bias or static constant (None: no bias, or 0)"
     )
@@ -263,9 +269,6 @@ class GPTConfig:
     )
     norm_first: bool = key(
         True, "true: the readout is normed, then gated; false: gated, then normed"
-    )
-    readout_activation: str = key(
-        "none", "nonlinearity right after the readout's norm: none, silu or square"
     )
     branch_scale: float = key(1.0, "fixed factor on the readout behind its norm and gates", above=0)
     out_init_scale: float = key(
@@ -298,16 +301,12 @@ class GPTConfig:
         for word in words:
             alone = ("learned",) if words == ["learned"] else ()
             check_choice("position", word.strip(), ("rope", "none", *alone))
-        key_heads, heads, _, _ = self.delta_sizes
-        if heads % key_heads:
-            raise UserError(f"delta_key_heads={key_heads}: must divide the {heads} heads")
+        if len(self.head_sizes) != 4 or self.head_sizes[1] % self.head_sizes[0]:
+            raise UserError(
+                f"delta_sizes={self.delta_sizes}: must be four numbers, of which the first divides the second"
+            )
         for check_more in self.checks:
             check_more(self)
-
-    @property
-    def rotated(self) -> int:
-        """How many channels of a softmax head RoPE turns."""
-        return int(self.head_dim * self.rope_fraction)
 
     def window_of(self, layer: int) -> int | None:
         """How many keys a query of a softmax layer sees, its own included; None: all."""
@@ -315,16 +314,10 @@ class GPTConfig:
         return None if word == "none" else int(word)
 
     @property
-    def delta_sizes(self) -> tuple[int, int, int, int]:
-        """Key heads, heads, and the widths of keys and values, in layers with the delta rule."""
-        heads = self.delta_heads or self.n_head
-        return self.delta_key_heads or heads, heads, *self.delta_widths
-
-    @property
-    def delta_widths(self) -> tuple[int, int]:
-        """The widths of keys and values in layers with the delta rule, and in gla, which reads no
-        other delta key."""
-        return self.delta_key_dim or self.head_dim, self.delta_value_dim or self.head_dim
+    def head_sizes(self) -> list[int]:
+        """Key heads, heads, and the widths of keys and values, in layers with the delta rule and in
+        gla."""
+        return self.delta_sizes or [self.n_head, self.n_head, self.head_dim, self.head_dim]
 
     def layers(self) -> list[tuple[str, LayerGate]]:
         """[(mixer name, LayerGate)], one per layer: `attention` and `gate` repeat up to n_layer.

@@ -13,7 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError
-from gate import POSITIONS, READOUT_ACTIVATIONS, Gate
+from gate import POSITIONS, Gate
 from keys import GPTConfig
 from ops import kernels, levels, recurrence
 from ops.fast import at_least_float32
@@ -55,6 +55,9 @@ class Mixer(nn.Module):
 
     # what was published
     published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
+    # whether the readout's RMSNorm takes all heads together, with a weight for every channel; else
+    # each head is normed on its own, and all have one weight
+    norms_heads_together = False
     # (activation, "before norm" or "after norm") of the gate the mixer was published with
     native_gate: tuple[str, str] | None = None
     A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
@@ -62,7 +65,6 @@ class Mixer(nn.Module):
     # what is so; `make check MIXER=NAME` tests each (docs/mixers.md)
     past_block_size = "goes on"  # what decoding does there: "goes on", "rolls" a window, or "ends"
     is_linear_in_query = True  # a factor on q is a factor on the readout, before its norm
-    norms_each_head = True  # by the readout's RMSNorm; if not, it norms groups of heads
     has_positive_weights = False  # if so, their sum can be the readout's denominator
     has_levels = True  # whether `levels` splits the state into those of log2(T) blocks
     tolerance = 0.0  # how much later tokens may change earlier logits by rounding (an FFT does)
@@ -96,13 +98,9 @@ class Mixer(nn.Module):
                 f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax"
             )
 
-    def __init__(self, config, gate, *, query, key, value, norm_groups=None, native_rank=0):
+    def __init__(self, config, gate, *, query, key, value, native_rank=0):
         """query, key, value: (heads, width) of each. native_rank: rank of the native gate's weight
-        (0: full rank).
-
-        norm_groups: number of groups of heads that the readout's RMSNorm takes apart, with a weight
-        for every channel; None: each head is normed on its own, and all have one weight.
-        """
+        (0: full rank)."""
         super().__init__()
         self.config = config
         self.shapes = {"query": query, "key": key, "value": value}
@@ -138,12 +136,12 @@ class Mixer(nn.Module):
                 self.before_norm.append(self.gates["readout"])
 
         self.norm_kind = self.norm_of(config)
-        self.norm_groups = norm_groups
         self.norm = None
         if self.norm_kind in READOUT_NORMS:
-            width = self.n_head * self.value_width if norm_groups else self.value_width
+            width = self.value_width
+            if self.norms_heads_together:
+                width = self.n_head * width
             self.norm = READOUT_NORMS[self.norm_kind](width, eps=config.norm_eps)
-            self.norm.groups = norm_groups or 1
         self.out_proj = ResidualLinear(
             self.n_head * self.value_width, config.n_embd, bias=config.bias
         )
@@ -253,12 +251,13 @@ class Mixer(nn.Module):
         return y.repeat_interleave(self.n_head // y.shape[2], dim=2)
 
     def normed(self, o: torch.Tensor) -> torch.Tensor:
-        """The readout's RMSNorm, computed in at least float32, and its activation: (B, T, H, Dv) ->
-        the same shape."""
-        if self.norm is not None:
-            o = at_least_float32(o)
-            o = self.norm(o.flatten(2) if self.norm_groups else o).view_as(o)
-        return READOUT_ACTIVATIONS[self.config.readout_activation](o)
+        """The readout's RMSNorm, computed in at least float32: (B, T, H, Dv) -> the same shape."""
+        if self.norm is None:
+            return o
+        o = at_least_float32(o)
+        if self.norms_heads_together:
+            return self.norm(o.flatten(2)).view_as(o)
+        return self.norm(o)
 
     def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
         """{name: shape} of the tensors of the state of B sequences of at most `length` tokens,

@@ -10,7 +10,6 @@ mixers in variants.py, and the keys of a config in keys.py. To add a mixer, writ
 GPT.loss.
 """
 
-import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from configurator import UserError, check_choice
-from gate import GATE_ACTIVATIONS, READOUT_ACTIVATIONS, Gate, check_gate
+from gate import GATE_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection
 from ops import IGNORE, kernels, layers, sampling
@@ -43,6 +42,8 @@ class Softmax(Mixer):
     past_block_size = "rolls"
     is_linear_in_query = False  # a factor on q changes the temperature of the softmax
     has_positive_weights = True
+    qkv_bias = False
+    rope_fraction = 1.0  # share of a head's channels that RoPE turns: the first ones
     bias: Callable | None = None
     is_written_out = False  # if so, `attend` makes the (T, T) weights
 
@@ -50,17 +51,16 @@ class Softmax(Mixer):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
         self.split = [H * D, Hk * D, Hk * D]
-        self.qkv = FusedLinear(config.n_embd, self.split, bias=config.bias or config.qkv_bias)
+        self.qkv = FusedLinear(config.n_embd, self.split, bias=config.bias or self.qkv_bias)
         self.conv = make_conv(config, sum(self.split))
         self.q_norm = self.k_norm = None
         if config.qk_norm:
-            is_over_all = config.qk_norm_over == "all"
-            self.q_norm = RMSNorm(H * D if is_over_all else D, eps=config.norm_eps)
-            self.k_norm = RMSNorm(Hk * D if is_over_all else D, eps=config.norm_eps)
+            self.q_norm = RMSNorm(D, eps=config.norm_eps)
+            self.k_norm = RMSNorm(D, eps=config.norm_eps)
         if "rope" in config.position:
             self.angles = layers.Angles(
                 layers.rope_frequencies,
-                config.rotated,
+                int(D * self.rope_fraction),
                 config.rope_base,
                 config.rope_scaling,
                 config.rope_factor,
@@ -71,18 +71,12 @@ class Softmax(Mixer):
         qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (-1, self.value_width)) for y in qkv)  # (B, T, H or Hk, D)
         if self.q_norm is not None:
-            q = self.normed_over_channels(self.q_norm, q)
-            k = self.normed_over_channels(self.k_norm, k)
+            q = self.q_norm(at_least_float32(q))
+            k = self.k_norm(at_least_float32(k))
         if word_of(self.config.position, self.layer) == "rope":
             q = layers.rotate(q, start, self.angles)
             k = layers.rotate(k, start, self.angles)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
-
-    def normed_over_channels(self, norm: nn.Module, y: torch.Tensor) -> torch.Tensor:
-        """y (B, T, heads, D), normed over the channels of a head, or over those of all heads."""
-        if self.config.qk_norm_over == "all":
-            return norm(at_least_float32(y).flatten(2)).view_as(y)
-        return norm(at_least_float32(y))
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         q, k, v = (y.transpose(1, 2) for y in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
@@ -154,9 +148,10 @@ class Softmax(Mixer):
 
     @classmethod
     def check(cls, name: str, config: GPTConfig) -> None:
-        if "rope" in config.position and (config.rotated < 2 or config.rotated % 2):
+        rotated = int(config.head_dim * cls.rope_fraction)
+        if "rope" in config.position and (rotated < 2 or rotated % 2):
             raise UserError(
-                f"position='rope': rope_fraction * head_dim must be even and at least 2, not {config.rotated}"
+                f"position='rope': {name} turns {rotated} channels of a head; it must be an even number of at least 2"
             )
         if cls.norm_of(config) == "denominator":
             raise UserError(
@@ -220,8 +215,7 @@ class GLA(Mixer):
     decay_rank = decay_temperature = 16  # as published
 
     def __init__(self, config, gate):
-        H = config.n_head
-        Dk, Dv = config.delta_widths
+        _, H, Dk, Dv = config.head_sizes
         super().__init__(config, gate, query=(H, Dk), key=(H, Dk), value=(H, Dv))
         self.split = [H * Dk, H * Dk, H * Dv]
         self.qkv = FusedLinear(config.n_embd, self.split)
@@ -240,19 +234,18 @@ class GLA(Mixer):
 class Mamba2(Mixer):
     """Mamba-2 (Dao & Gu 2024): S_t = exp(-dt_t A) S_{t-1} + k_t (dt_t x_t)^T, o_t = q_t S_t + D x_t.
 
-    A and dt are one number a head; q and k (C and B there) are shared by the heads of a group.
+    A and dt are one number a head; q and k (C and B there) are shared by all heads.
     """
 
     published_norm = "rms"
+    norms_heads_together = True
     native_gate = ("silu", "before norm")
     is_linear_in_query = False  # the term D x has no q
-    norms_each_head = False
 
     def __init__(self, config, gate):
-        H, D = config.expand * config.n_head, config.head_dim
-        G, N = config.n_groups, config.state_size
-        super().__init__(config, gate, query=(G, N), key=(G, N), value=(H, D), norm_groups=G)
-        self.split = [H * D, G * N, G * N]
+        H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
+        super().__init__(config, gate, query=(1, N), key=(1, N), value=(H, D))
+        self.split = [H * D, N, N]
         self.in_proj = FusedLinear(config.n_embd, [*self.split, H])
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
         # Mixer.init_parameter has their starts
@@ -263,22 +256,12 @@ class Mamba2(Mixer):
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
         v, k, q = F.silu(self.conv(vkq, state)).split(self.split, dim=-1)
-        k = k.unflatten(-1, (-1, self.key_width))  # (B, T, G, N)
-        q = q.unflatten(-1, (-1, self.key_width))
+        k = k.unflatten(-1, (1, -1))  # (B, T, 1, N)
+        q = q.unflatten(-1, (1, -1))
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, D)
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
         dt_v = (dt[..., None] * v).to(v.dtype)
         return Projection(q, k, dt_v, -self.A_log.exp() * dt, skip=self.D[:, None] * v)
-
-    @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
-        super().check(name, config)
-        if config.n_groups > 1 and cls.norm_of(config) not in ("rms", "none"):
-            raise UserError(f"n_groups={config.n_groups}: {name} needs readout_norm rms or none")
-        if config.expand * config.n_head % config.n_groups:
-            raise UserError(
-                f"n_groups={config.n_groups}: must divide {name}'s {config.expand * config.n_head} heads"
-            )
 
 
 class DeltaNet(Mixer):
@@ -298,7 +281,7 @@ class DeltaNet(Mixer):
     n_steps = 1  # of the delta rule, each with a k, v and beta
 
     def __init__(self, config, gate):
-        Hk, H, Dk, Dv = config.delta_sizes
+        Hk, H, Dk, Dv = config.head_sizes
         native_rank = Dv if self.decay == "channel" else 0
         shapes: dict = dict(query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv))
         super().__init__(config, gate, native_rank=native_rank, **shapes)
@@ -319,7 +302,7 @@ class DeltaNet(Mixer):
 
     def beta_widths(self, config) -> list[int]:
         """The rows of each matrix that makes a part of beta."""
-        return [config.delta_sizes[1]] * self.n_steps
+        return [config.head_sizes[1]] * self.n_steps
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
@@ -376,7 +359,6 @@ def check_layers(config: GPTConfig) -> None:
     together."""
     check_choice("mlp", config.mlp, MLPS)
     check_choice("gate_activation", config.gate_activation, GATE_ACTIVATIONS)
-    check_choice("readout_activation", config.readout_activation, READOUT_ACTIVATIONS)
     norms = ("published", "none", "denominator", *READOUT_NORMS)
     check_choice("readout_norm", config.readout_norm, norms)
     for name, gate in config.layers():
@@ -441,7 +423,7 @@ def mlp_width(config: GPTConfig, mixer: Mixer) -> int:
     """The hidden units of the MLP beside this mixer: as many parameters as a GELU's of mlp_ratio,
     less those of the gates with match_params. Raises UserError if none are left."""
     n = MLPS[config.mlp].n_matrices
-    hidden = config.mlp_width or round(config.mlp_ratio * config.n_embd * 2 / n)
+    hidden = round(config.mlp_ratio * config.n_embd * 2 / n)
     if config.match_params:
         of_gates = sum(p.numel() for p in mixer.gates.parameters())
         of_unit = n * config.n_embd + (n - 1) * config.bias
@@ -452,13 +434,11 @@ def mlp_width(config: GPTConfig, mixer: Mixer) -> int:
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + MLP(norm(x)). With post_norm x + norm(mixer(x)), then x +
-    norm(MLP(x))."""
+    """x + mixer(norm(x)), then x + MLP(norm(x)), if there is one."""
 
     def __init__(self, config, name, gate):
         super().__init__()
         has_mlp = config.mlp != "none"
-        self.post_norm = config.post_norm
         self.norm_1 = make_norm(config)
         self.norm_2 = make_norm(config) if has_mlp else None
         self.mixer = MIXERS[name](config, gate)
@@ -469,18 +449,10 @@ class Block(nn.Module):
 
     def forward(self, x, state=None, start=0):
         """x (B, T, C); state and start as in Mixer."""
-        if self.post_norm:
-            y = self.norm_1(self.mixer(x, state, start))
-        else:
-            y = self.mixer(self.norm_1(x), state, start)
-        x = x + self.dropout(y)
-        if self.mlp is None:
-            return x
-        if self.post_norm:
-            y = self.norm_2(self.mlp(x))
-        else:
-            y = self.mlp(self.norm_2(x))
-        return x + self.dropout(y)
+        x = x + self.dropout(self.mixer(self.norm_1(x), state, start))
+        if self.mlp is not None:
+            x = x + self.dropout(self.mlp(self.norm_2(x)))
+        return x
 
 
 def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -503,11 +475,10 @@ class GPT(nn.Module):
         self.config = config
         # before the modules below use the random generator
         seed = int(torch.randint(2**31, (), device="cpu"))
-        rows = math.ceil(config.vocab_size / config.pad_vocab_to) * config.pad_vocab_to
-        self.wte = nn.Embedding(rows, config.n_embd)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.head = None
         if not config.tie_embeddings:
-            self.head = nn.Linear(config.n_embd, rows, bias=False)
+            self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.wpe = None
         if config.position == "learned":
             self.wpe = nn.Embedding(config.block_size, config.n_embd)
@@ -597,14 +568,12 @@ class GPT(nn.Module):
 
     @property
     def output_weight(self) -> torch.Tensor:
-        """The weight of the output layer (rows, C): the embedding's own where they are tied."""
+        """The weight of the output layer (vocab_size, C): the embedding's own where they are tied."""
         return (self.wte if self.head is None else self.head).weight
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., C) -> float logits (..., vocab_size)."""
-        logits = at_least_float32(F.linear(x, self.output_weight)[..., : self.config.vocab_size])
-        cap = self.config.logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return at_least_float32(F.linear(x, self.output_weight))
 
     def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss of training, summed over the labels. Hidden states x (B, T, C), targets (B, T).
@@ -612,13 +581,7 @@ class GPT(nn.Module):
         It is token_losses(self.logits(x), targets).sum(), without the logits in memory
         (ops/loss.py). To train on another loss, edit this method alone.
         """
-        return cross_entropy_sum(
-            x,
-            self.output_weight,
-            targets,
-            vocab_size=self.config.vocab_size,
-            softcap=self.config.logit_softcap,
-        )
+        return cross_entropy_sum(x, self.output_weight, targets, vocab_size=self.config.vocab_size)
 
     def forward(
         self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean"

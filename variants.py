@@ -189,7 +189,41 @@ def with_sink(q, k, v, mask, score: torch.Tensor) -> tuple:
 
 
 # --------------------------------------------------------------------------------------------------
+# Softmax as published models have it
+
+
+class Qwen2(Softmax):
+    """Softmax with biases on q, k and v, as in Qwen2."""
+
+    qkv_bias = True
+
+
+class Qwen3Next(Softmax):
+    """Softmax with RoPE on a quarter of a head's channels, as in Qwen3-Next and Qwen3.5."""
+
+    rope_fraction = 0.25
+
+
+class SiLUReadout(Softmax):
+    """Softmax whose readout goes through SiLU: the row without parameters of table 3 in Qiu et al.
+    (2025)."""
+
+    def normed(self, o: torch.Tensor) -> torch.Tensor:
+        return F.silu(super().normed(o))
+
+
+# --------------------------------------------------------------------------------------------------
 # The delta rule's
+
+
+class KDAOfFla(KDA):
+    """KDA as fla has it: with a bias in its native gate, which starts at 0."""
+
+    def __init__(self, config, gate):
+        super().__init__(config, gate)
+        if "native" in self.gates:
+            proj = self.gates["native"].proj
+            self.gates["native"].proj = nn.Linear(proj.in_features, proj.out_features)
 
 
 class GatedDeltaNet2(KDA):
@@ -198,7 +232,7 @@ class GatedDeltaNet2(KDA):
     S_{t-1} + k_t (w_t * v_t)^T."""
 
     def beta_widths(self, config) -> list[int]:
-        Hk, H, Dk, Dv = config.delta_sizes
+        Hk, H, Dk, Dv = config.head_sizes
         return [Hk * Dk, H * Dv]
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
@@ -446,6 +480,10 @@ model.MIXERS |= {
     "sink_zero": ZeroSink,
     "sink_head": HeadSink,
     "sink_token": TokenSink,
+    "qwen2": Qwen2,
+    "qwen3_next": Qwen3Next,
+    "silu_readout": SiLUReadout,
+    "kda_fla": KDAOfFla,
     "gated_deltanet2": GatedDeltaNet2,
     "deltaproduct": DeltaProduct,
     "mamba3": Mamba3,

@@ -6,7 +6,7 @@ A gate on a published model: Qwen3-0.6B with an elementwise gate that starts at 
     python train.py config/late_gate_qwen.py --gate=none --out_dir=out/plain_qwen
     python meters.py --checkpoint=Qwen3-0.6B,out/plain_qwen,out/gated_qwen --dataset=data/qwen3
     python plot.py out/gated_qwen out/gated_qwen/meters.json
-    python export.py --checkpoint=out/gated_qwen --to_hf=gated
+    python hub/export.py --checkpoint=out/gated_qwen --to_hf=gated --family=qwen3_5_text
 
 The second run trains as long without a gate, since training on a text lowers its loss in any case. meters.py prints the
 loss and the sinks of the published model, of the model without a gate and of the gated one. transformers loads the

@@ -209,9 +209,8 @@ def rope_frequencies(
     slowest pair turns as far as in training. `yarn` (Peng et al. 2023, sections 3.2 and 3.4)
     divides the frequency of a pair that turned less than once in training by the factor, keeps that
     of a pair that turned more than 32 times, interpolates in between, and sharpens the softmax.
-    `yarn_untruncated` does not round these two bounds to whole pairs (gpt-oss). `llama3` (Llama
-    3.1) does the same between 1 and 4 turns, linearly in them, and `linear` divides all
-    frequencies.
+    `llama3` (Llama 3.1) does the same between 1 and 4 turns, linearly in them, and `linear` divides
+    all frequencies.
     """
     exponent = torch.arange(0, D, 2, dtype=torch.float64, device="cpu") / D
     if scaling == "ntk":
@@ -221,15 +220,13 @@ def rope_frequencies(
     amplitude, kept = 1.0, 0.0 if scaling == "linear" else 1.0
     if scaling == "llama3":
         kept = ((trained_length * frequency / (2 * math.pi) - 1) / (4 - 1)).clamp(0, 1)
-    elif scaling.startswith("yarn"):
+    elif scaling == "yarn":
         # the interpolation is linear in the pair index, as published; these pairs made 32 turns and
         # 1 turn in training
         low, high = (
             D * math.log(trained_length / (2 * math.pi * t)) / (2 * math.log(base)) for t in (32, 1)
         )
-        if scaling == "yarn":
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(0, low), min(D - 1, high)
+        low, high = max(0, math.floor(low)), min(D - 1, math.ceil(high))
         pair = torch.arange(D // 2, dtype=torch.float64, device="cpu")
         kept = 1 - ((pair - low) / max(1e-3, high - low)).clamp(0, 1)
         amplitude = 0.1 * math.log(factor) + 1

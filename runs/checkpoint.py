@@ -3,9 +3,9 @@
     save("out/ckpt.pt", {"model": weights, ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
 
-FIELDS and OF_A_RUN list what one of train.py's holds. A folder that export.py wrote has model, model_args,
+FIELDS and OF_A_RUN list what one of train.py's holds. A folder that hub/export.py wrote has model, model_args,
 iter_num, data and dtype, and is loaded in the same way. Both have a format number. A folder of
-transformers is read as export.py --from_hf reads it (hub/huggingface.py).
+transformers is read as hub/export.py --from_hf reads it (hub/huggingface.py).
 """
 
 import json
@@ -27,9 +27,7 @@ from model import GPT, GPTConfig
 from runs.hardware import DTYPES, Processes
 from runs.memory import NotEnoughMemory, without_data
 
-WITHOUT_FORMAT = (
-    "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for export.py --from_hf"
-)
+WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for hub/export.py --from_hf"
 # the last code that reads the tensors of checkpoint=sharded
 LAST_WITH_SHARDS = "27a232e"
 # of a file with a config.json beside it
@@ -115,8 +113,8 @@ def load(path: Path | str, mapped: bool = False) -> dict:
 
 
 def read_folder(file: Path) -> dict:
-    """The checkpoint of a folder of ours, or of one for transformers or of Mamba-2's authors."""
-    if about_folder(file).keys().isdisjoint(("model_type", "ssm_cfg")):
+    """The checkpoint of a folder of ours, or of one for transformers."""
+    if "model_type" not in about_folder(file):
         return load_folder(file)
     from hub import huggingface  # most scripts read no such folder
 

@@ -5,27 +5,27 @@ where there is one, no key of mixers is named."""
 from keys import CLASS_OF, WITH_ROPE_LENGTH, GPTConfig, TrainConfig, word_of
 from model import GPT, MIXERS
 
-OF_ROPE = {"rope_base", "rope_fraction", "rope_scaling", "rope_factor", "rope_length"}
-WIDTHS = {"delta_key_dim", "delta_value_dim"}
-OF_DELTA_RULE = {"beta_max", "delta_heads", "delta_key_heads", *WIDTHS}
+OF_ROPE = {"rope_base", "rope_scaling", "rope_factor", "rope_length"}
+OF_DELTA_RULE = {"beta_max", "delta_sizes"}
 OF_SOFTMAX = ("softmax", *CLASS_OF.values())  # and its variants
 READ_BY = {  # the keys that some mixers read and others don't
     **dict.fromkeys(
         OF_SOFTMAX,
-        {"n_kv_head", "qkv_bias", "qk_norm", "qk_norm_over", "window", "position", *OF_ROPE},
+        {"n_kv_head", "qk_norm", "window", "position", *OF_ROPE},
     ),
     "cosformer": {"levels"},
-    "gla": {"levels", *WIDTHS},
-    "mamba2": {"levels", "expand", "state_size", "n_groups"},
+    "gla": {"levels", "delta_sizes"},
+    "mamba2": {"levels", "expand", "state_size"},
     "mamba3": {"expand", "state_size"},
     "gated_deltanet": {"levels", *OF_DELTA_RULE},
     "deltanet": {"levels", *OF_DELTA_RULE},
     "kda": {"levels", *OF_DELTA_RULE},
+    "kda_fla": {"levels", *OF_DELTA_RULE},
     "gated_deltanet2": {"levels", *OF_DELTA_RULE},
     "deltaproduct": OF_DELTA_RULE,
     "monarch": set(),
 }  # fmt: skip
-DELTA_RULE = {name for name, keys in READ_BY.items() if "delta_heads" in keys}
+WITH_SIZES = {name for name, keys in READ_BY.items() if "delta_sizes" in keys}
 OF_GATES = {"gate_activation", "gate_rank", "gate_input", "gate_bias"}
 
 
@@ -86,15 +86,10 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
             read.add("position")  # the model's, in front of any mixer
         unused = dict.fromkeys(sorted(every - read), "no layer reads it")
     has_rope = "rope_scaling" not in unused
-    has_widths = config.delta_key_dim is not None and config.delta_value_dim is not None
-    has_sizes = has_widths and config.delta_heads is not None
+    has_sizes = config.delta_sizes is not None and mixers <= WITH_SIZES
     rows = [
-        (config.mlp == "none", ["mlp_ratio", "mlp_width"], "mlp is none"),
-        (config.mlp_width is not None, ["mlp_ratio"], "mlp_width is given"),
-        (not config.qk_norm, ["qk_norm_over"], "qk_norm is false"),
-        (config.bias, ["qkv_bias"], "bias is true"),
-        (has_widths and mixers <= DELTA_RULE | {"gla"}, ["head_dim"], "both widths are given"),
-        (has_sizes and mixers <= DELTA_RULE, ["n_head"], "delta_heads is given"),
+        (config.mlp == "none", ["mlp_ratio"], "mlp is none"),
+        (has_sizes, ["n_head", "head_dim"], "delta_sizes is given"),
         (has_rope and scaling == "none", ["rope_factor"], "rope_scaling is none"),
         (
             has_rope and scaling not in WITH_ROPE_LENGTH,
@@ -104,7 +99,6 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
         (has_rope and config.rope_factor == 1, ["rope_scaling", "rope_length"], "rope_factor is 1"),
         (config.gate_input == "static", ["gate_rank"], "gate_input is static"),
         (not positions, OF_GATES, "gate is none or native"),
-        (not any(native), ["native_bias"], "no gate is native"),
         ("readout" not in positions, ["norm_first"], "there is no gate at the readout"),
         (
             native and not any(native) and not positions,

@@ -54,15 +54,6 @@ def probe(
         stream, y = args[0], notes.y
         check_stream(stream, inputs, model.config.n_embd)
         scale = 1 / at_least_float32(stream).norm(dim=-1, keepdim=True).clamp(min=1e-30)
-        if block.post_norm:  # the norm behind the mixer scales a part of y as it scales y
-            y, norm = at_least_float32(y), block.norm_1
-            size = (
-                y.var(-1, correction=0)
-                if isinstance(norm, torch.nn.LayerNorm)
-                else y.square().mean(-1)
-            )
-            scale = scale * norm.weight * (size[..., None] + norm.eps).rsqrt()
-            y = norm(y)
         gates: dict = {
             name: [call for call in notes.calls if call.gate is gate]
             for gate, name in names[block].items()

@@ -51,7 +51,7 @@ def filled(theirs: nn.Module, ours: nn.Module, **given: torch.Tensor) -> nn.Modu
 @torch.no_grad()
 def olmo_hybrid_gated_deltanet(ours) -> nn.Module:
     """For gated_deltanet with its native gate, with either beta_max."""
-    Hk, H, Dk, Dv = ours.config.delta_sizes
+    Hk, H, Dk, Dv = ours.config.head_sizes
     config = OlmoHybridConfig(
         hidden_size=ours.config.n_embd, linear_num_key_heads=Hk, linear_num_value_heads=H, linear_key_head_dim=Dk,
         linear_value_head_dim=Dv, num_hidden_layers=2, linear_allow_neg_eigval=ours.config.beta_max == 2,

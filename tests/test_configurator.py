@@ -293,16 +293,16 @@ raise SystemExit
 """
 GOOD = {  # a command line of each script in which nothing is wrong
     "train.py": "--dataset=data", "sample.py": "--checkpoint=a.pt", "evaluate.py": "--checkpoint=a.pt --json",
-    "meters.py": "--checkpoint=a.pt", "export.py": "--from_hf=a", "bench.py": "ops", "harness.py": "",
+    "meters.py": "--checkpoint=a.pt", "hub/export.py": "--from_hf=a", "bench.py": "ops", "hub/harness.py": "",
     "experiment.py": "a.py", "plot.py": "data",
 }  # fmt: skip
 SLIPS = {  # wrong words: which scripts, and what they say
-    "--help": (set(GOOD) - {"harness.py"}, "usage: python"),
-    "--no_such=1": (set(GOOD) - {"harness.py"}, "error: unknown key 'no_such'"),
+    "--help": (set(GOOD) - {"hub/harness.py"}, "usage: python"),
+    "--no_such=1": (set(GOOD) - {"hub/harness.py"}, "error: unknown key 'no_such'"),
     "--device=tpu": ({"train.py", "sample.py", "evaluate.py", "meters.py", "bench.py"}, "error: device="),
     "--seed=x": ({"train.py", "sample.py"}, "error: seed="),
     "--dataset=none": ({"train.py", "evaluate.py", "meters.py"}, "error: none/meta.json: no such file; run python"),
-    "--checkpoint=b": ({"sample.py", "evaluate.py", "meters.py", "export.py"}, "error: b: no such checkpoint"),
+    "--checkpoint=b": ({"sample.py", "evaluate.py", "meters.py", "hub/export.py"}, "error: b: no such checkpoint"),
     "--init_from=b": ({"train.py"}, "error: b: no such checkpoint"),
     "none.py": ({"train.py", "sample.py", "evaluate.py", "experiment.py"}, "error: none.py: no such file"),
     "--hidden_size=8": ({"train.py"}, "error: unknown key 'hidden_size': here it is n_embd"),

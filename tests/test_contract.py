@@ -32,18 +32,18 @@ OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the
     "norm after the gate": dict(gate="elementwise", norm_first=False),
     "an rms norm": dict(gate="headwise", readout_norm="rms"),
     "no norm": dict(gate="native+elementwise", readout_norm="none"),
-    "a readout without weights": dict(gate="none", readout_activation="silu", branch_scale=0.3),
-    "short convolutions": dict(gate="elementwise", short_conv=3, delta_key_heads=1, delta_value_dim=12),
-    "no convolutions, no MLP": dict(gate="native", short_conv=0, mlp="none", native_bias=True),
+    "a scaled branch": dict(gate="none", branch_scale=0.3),
+    "short convolutions": dict(gate="elementwise", short_conv=3, delta_sizes=[1, 4, 8, 12]),
+    "no convolutions, no MLP": dict(gate="native", short_conv=0, mlp="none"),
     "matched parameters": dict(gate="elementwise", match_params=True, mlp="swiglu", tie_embeddings=False),
     "learned positions": dict(gate="none", position="learned"),
     "LayerNorm": dict(gate="elementwise", norm="layer"),
     "GPT-2": dict(gate="elementwise", norm="layer", bias=True, mlp="gelu_tanh", position="learned", match_params=True),
     "grouped heads": dict(
-        gate="elementwise@key+elementwise@value", n_kv_head=2, n_groups=2, qk_norm=True,
-        delta_heads=6, delta_key_heads=2, delta_key_dim=4, beta_max=2,
+        gate="elementwise@key+elementwise@value", n_kv_head=2, qk_norm=True,
+        delta_sizes=[2, 6, 4, 8], beta_max=2,
     ),
-    "soft-caps": dict(gate="none", attention="softcap", logit_softcap=5.0, rope_fraction=0.5, tie_embeddings=False),
+    "a soft-cap": dict(gate="none", attention="softcap", tie_embeddings=False),
 }  # fmt: skip
 OF_SOFTMAX = {  # more keys, which softmax layers alone read
     "softpick, elementwise": dict(gate="elementwise", attention="softpick"),
@@ -52,10 +52,10 @@ OF_SOFTMAX = {  # more keys, which softmax layers alone read
     "a forget gate, other keys": dict(
         attention="fox", n_kv_head=2, qk_norm=True, window="7,none", short_conv=3
     ),
-    "OLMo-2, Qwen2 and SmolLM3": dict(
-        post_norm=True, qk_norm=True, qk_norm_over="all", n_kv_head=2, qkv_bias=True, position="none,rope",
-        gate="headwise",
+    "Qwen2 and SmolLM3": dict(
+        attention="qwen2", qk_norm=True, n_kv_head=2, position="none,rope", gate="headwise"
     ),
+    "Qwen3-Next": dict(attention="qwen3_next", qk_norm=True, n_kv_head=2, gate="elementwise"),
 }  # fmt: skip
 THREE = ["softmax", "mamba2", "gated_deltanet"]
 # of these options the state, or the readout, is another one
@@ -64,7 +64,7 @@ OF_READOUTS = (
     "grouped heads",
     "levels",
     "a forget gate, elementwise",
-    "OLMo-2, Qwen2 and SmolLM3",
+    "Qwen2 and SmolLM3",
 )
 LARGEST_TOLERANCE = 1e-4
 FLOPS_FACTOR = 20  # how far a count may be from what is declared, either way

@@ -69,9 +69,9 @@ def test_every_script_takes_tf32_with_its_gpu(monkeypatch):
     monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
     assert hardware.Processes("auto", 1).device == "cuda:0"
     monkeypatch.setattr(hardware, "pick_device", lambda name: name)
-    second = hardware.Processes("cuda:1", 1)  # as harness.py names one
+    second = hardware.Processes("cuda:1", 1)  # as hub/harness.py names one
     assert (second.device, second.device_type, precisions) == ("cuda:1", "cuda", ["high", "high"])
-    scripts = [outdir.ROOT / f"{name}.py" for name in ("train", "evaluate", "meters", "sample", "harness")]
+    scripts = [outdir.ROOT / f"{name}.py" for name in ("train", "evaluate", "meters", "sample", "hub/harness")]
     assert all("Processes(" in script.read_text() for script in scripts)
 
 
@@ -99,7 +99,7 @@ def test_float16_on_a_cpu_is_refused_by_every_script_before_it_writes(run, train
         "bench": lambda: bench.main(["ops", *helpers.words(**asked, out_dir=tmp_path / "new")]),
     }
     with contextlib.suppress(SystemExit):  # lm-eval is not installed
-        harness = importlib.import_module("harness")
+        harness = importlib.import_module("hub.harness")
         calls["harness"] = lambda: harness.NanogateLM(checkpoint=trained, **asked)
     for name, call in calls.items():
         message = helpers.error_of(call)

@@ -157,7 +157,7 @@ def run(command):
     elif "--help" in words:
         with pytest.raises(SystemExit, match="0"):
             run_script(script, words)
-    elif script == "harness.py":  # tests/test_harness.py runs it; the library need not be installed
+    elif script == "hub/harness.py":  # tests/test_harness.py runs it; the library need not be installed
         assert words[:3] == ["run", "--model", "nanogate"]
     elif script == "bench.py":  # tests/test_bench.py runs its parts
         configurator.load(BenchConfig, words, positional="what")
@@ -172,7 +172,7 @@ def run(command):
         run_script(script, [*words, f"--out_dir={out_dir}", "--overwrite=true"])
         assert json.loads((out_dir / "meta.json").read_text())["splits"].keys() == {"train", "val"}
     else:
-        ours = ("train.py", "evaluate.py", "sample.py", "meters.py", "export.py", "plot.py", "study/compare.py")
+        ours = ("train.py", "evaluate.py", "sample.py", "meters.py", "hub/export.py", "plot.py", "study/compare.py")
         assert script in ours, command
         run_script(script, words)
 
@@ -204,7 +204,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(name):
 
 
 def test_every_key_that_a_document_names_is_one_of_a_script():
-    modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "export", "study.compare"]
+    modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "hub.export", "study.compare"]
     modules += [f"data.{file.parent.name}.prepare" for file in (ROOT / "data").glob("*/prepare.py")]
     known = {"config_override", "help", "key", "model", "model_args", "tasks", "include_path"}  # four of lm-eval
     for module in map(importlib.import_module, modules):

@@ -150,7 +150,7 @@ def checkpoint(text, tmp_path):
 def test_a_key_of_rope_that_would_change_nothing_is_refused(checkpoint, helpers):
     for attention, (name, value), reason in [
         ("softmax", ("rope_factor", 4.0), "rope_scaling is none"),
-        ("softmax", ("rope_scaling", "yarn_untruncated"), "rope_factor is 1"),
+        ("softmax", ("rope_scaling", "yarn"), "rope_factor is 1"),
         ("gla", ("rope_scaling", "ntk"), "no layer reads it"),
     ]:
         words = helpers.words(checkpoint=checkpoint(attention=attention), device="cpu", **{name: value})

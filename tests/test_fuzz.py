@@ -39,7 +39,6 @@ import bench
 import configurator
 import evaluate
 import experiment
-import export
 import meters
 import plot
 import sample
@@ -50,6 +49,7 @@ from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from evaluate import score, summarize
+from hub import export
 from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
 from study import drawing, runner
@@ -120,7 +120,7 @@ def changed_at(value, path, new):
 
 CONFIGS = {
     "train.py": train.TrainConfig, "sample.py": sample.SampleConfig, "evaluate.py": evaluate.EvaluateConfig,
-    "meters.py": meters.MetersConfig, "plot.py": plot.PlotConfig, "export.py": export.ExportConfig,
+    "meters.py": meters.MetersConfig, "plot.py": plot.PlotConfig, "hub/export.py": export.ExportConfig,
     "bench.py": bench.BenchConfig, "experiment.py": experiment.ExperimentConfig,
 }  # fmt: skip
 for file in sorted(ROOT.glob("data/*/prepare.py")):
@@ -387,7 +387,7 @@ WORDS = {  # script: keys of a command line in which nothing is wrong; {new} is 
     "meters.py": {"checkpoint": "{run}", "threads": 1, "rows": 2, "device": "cpu", "out": "{new}.json"},
     "experiment.py": {"arms": {"a": {}}, "base": TINY_RUN, "out_dir": "{new}"},
     "plot.py": {"folders": "{run}"},
-    "export.py": {"checkpoint": "{run}", "safetensors": "{new}"},
+    "hub/export.py": {"checkpoint": "{run}", "safetensors": "{new}"},
     "bench.py": {"what": "ops", "device": "cpu", "threads": 1, "out_dir": "{new}"},
     "data/backcopy/prepare.py": {
         "text": "{file}", "characters": 8, "triggers": 2, "train_size": 9, "val_size": 3, "out_dir": "{new}",

@@ -1,12 +1,9 @@
 """lm-evaluation-harness: log-likelihoods are those of whole forwards, and the library runs a local task."""
 
 import functools
-import importlib.util
 import json
 import math
-import random
 import shutil
-import sys
 import types
 
 import published
@@ -15,26 +12,14 @@ import test_huggingface
 import tokenizers
 import torch
 import transformers
-from conftest import LINES
 
-import export
-from data.tokenizer import train_bpe
-from model import GPT, MIXERS, GPTConfig
+from hub import export
+from model import MIXERS
 from runs import checkpoint as checkpoints
 
-HAS_LIBRARY = importlib.util.find_spec("lm_eval") is not None
-if not HAS_LIBRARY:  # what harness.py takes from it; make test-all installs the library itself
+pytest.importorskip("lm_eval")  # make test-all installs it
 
-    class TemplateLM:
-        cache_hook = types.SimpleNamespace(add_partial=lambda *args: None)
-
-    stand_in = types.ModuleType("lm_eval")
-    stand_in.TemplateLM, stand_in.register_model = TemplateLM, lambda name: lambda cls: cls
-    stand_in.cli_evaluate = stand_in.get_rolling_token_windows = stand_in.make_disjoint_window = None
-    for path in ("", ".__main__", ".api", ".api.model", ".api.registry", ".utils"):
-        sys.modules[f"lm_eval{path}"] = stand_in
-
-import harness  # noqa: E402
+from hub import harness  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -91,33 +76,15 @@ def hub(tmp_path):
     return make
 
 
-def test_a_continuation_that_begins_inside_a_token_is_encoded_alone(hub, helpers):
-    own = hub(lambda file: file.write_bytes(train_bpe("bpe:300", LINES * 40).content))
-    assert own.coder.encode("The quick") == own.coder.encode("The") + own.coder.encode(" quick")
-    pairs = [("The qui", "ck"), ("The qui", "ck brown"), ("The quick ", "brown"), ("", "\n"), ("", "\nThe")]
-    scores = own.loglikelihood(requests(*pairs))
-    ids = [tuple(map(own.coder.encode, pair)) for pair in pairs[:2]]
-    ids += [
-        (own.coder.encode("The quick"), own.coder.encode(" brown")),
-        ([1], own.coder.encode("\n")),
-        ([1], own.coder.encode("\nThe")),
-    ]
-    for (nats, greedy), (context, continuation) in zip(scores, ids, strict=True):
-        assert (nats, greedy) == (pytest.approx(definition(own.model, context, continuation)[0], abs=1e-4), False)
-    message = helpers.error_of(own.loglikelihood, requests(("The quick", "")))
-    assert message == "the continuation '' has no tokens, so that it has no likelihood"
-
-
 def test_no_space_is_put_before_a_continuation_and_only_what_precedes_a_text_before_a_prompt(hub):
     own = hub(dummy_prefix)
     assert own.coder.first_ids() == own.first_ids == [1]  # and not </s>
     space, _ = own.coder.encode("ab")
-    a, b = (own.coder.encode(text)[-1] for text in "ab")
-    ((nats, _),) = own.loglikelihood(requests(("a", "b")))
-    assert nats == pytest.approx(definition(own.model, [1, space, a], [b])[0], abs=1e-5)
+    a, c = (own.coder.encode(text)[-1] for text in "ac")
+    ((nats, _),) = own.loglikelihood(requests(("a", "c")))
+    assert nats == pytest.approx(definition(own.model, [1, space, a], [c])[0], abs=1e-5)
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason="the windows of a long text are lm-eval's")
 def test_an_id_that_is_put_first_stands_before_a_text_and_is_not_scored(hub):
     own = hub(dummy_prefix)
     space, ab = own.coder.encode("ab")
@@ -125,39 +92,6 @@ def test_an_id_that_is_put_first_stands_before_a_text_and_is_not_scored(hub):
     assert found == pytest.approx(definition(own.model, [1], [space, ab, ab])[0], abs=1e-5)
 
 
-MODELS = {
-    "softmax": {},
-    "a window and a forget gate": dict(window="24,none", attention="fox"),
-    "learned positions": dict(position="learned"),
-    "gated_deltanet": dict(attention="gated_deltanet"),
-    "log-linear gla": dict(attention="gla", levels="log_linear"),
-}
-
-
-@pytest.mark.parametrize("batch_size", [2, 64])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_context_is_read_once_for_its_continuations(name, batch_size):
-    config = GPTConfig(**dict(n_layer=2, n_embd=16, n_head=2, vocab_size=99) | MODELS[name])
-    own = object.__new__(harness.NanogateLM)
-    own.model, own.batch_size, own.dtype = GPT(config).eval(), batch_size, "float32"
-    draw, features, read = random.Random(0), own.model.features, []
-
-    def counted(idx, *args, **keys):
-        read.append(idx.numel())
-        return features(idx, *args, **keys)
-
-    own.model.features = counted
-    contexts = [[draw.randrange(99) for _ in range(n)] for n in (140, 1, 157, 140, 200, 144)]
-    ends = [[[draw.randrange(99) for _ in range(n)] for n in (5, 30, 11, 1)] for _ in contexts]
-    pairs = [(context, four[i]) for i in range(4) for context, four in zip(contexts, ends, strict=True)]
-    scores = own.read(pairs)
-    assert sum(read) < 1.5 * sum(len(context) + 47 for context in contexts)
-    for (nats, greedy), pair in zip(scores, pairs, strict=True):
-        expected = definition(own.model, *pair)
-        assert (nats, greedy) == (pytest.approx(expected[0], abs=3e-5), expected[1])
-
-
-@pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
 def test_a_long_text_is_read_in_windows_and_the_first_one_behind_a_line_end(trained, helpers):
     own, n = harness.NanogateLM(checkpoint=str(trained("softmax")), device="cpu"), 32
     written = "The quick brown fox jumps over the lazy dog, and again over the other one."
@@ -171,19 +105,18 @@ def test_a_long_text_is_read_in_windows_and_the_first_one_behind_a_line_end(trai
     for context, behind in contexts.items():
         ((nats, _),) = own.loglikelihood(requests((context, " It")))
         assert nats == pytest.approx(definition(own.model, behind, list(b" It"))[0], abs=3e-5)
-    message = helpers.error_of(own.loglikelihood, requests(("a", "b" * (n + 1))))
-    assert message == f"a continuation of {n + 1} tokens is longer than block_size={n}"
-    message = helpers.error_of(harness.NanogateLM, pretrained="out")
-    assert message == "model_args: 'pretrained' is none; write checkpoint=PATH,dtype=NAME"
+    for text in ("", "b" * (n + 1)):
+        message = helpers.error_of(own.loglikelihood, requests(("a", text)))
+        assert message == f"a continuation of {len(text)} tokens cannot be scored (1 to block_size={n}): {text!r}"
 
 
 def test_an_imported_model_has_the_special_tokens_of_its_folder(trained, tmp_path):
     folder = shutil.copytree(trained("gla"), tmp_path / "out")
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 5, "eos_token_id": [7, 115]}))
     own = harness.NanogateLM(checkpoint=str(folder), device="cpu")
-    assert own.prefix_token_id == 5 and own.eot_token_id == 7
+    assert own.prefix_token_id == own.eot_token_id == 7
     (found,) = own.loglikelihood(requests(("", "fox")))
-    assert found[0] == pytest.approx(definition(own.model, [5], list(b"fox"))[0], rel=1e-5)
+    assert found[0] == pytest.approx(definition(own.model, [7], list(b"fox"))[0], rel=1e-5)
     plain = harness.NanogateLM(checkpoint=str(trained("gla")), device="cpu")
     assert plain.prefix_token_id == ord("\n") and plain.ends == []
     ids = own.model.generate(torch.tensor([list(b"The quick")]), 12, temperature=0)[0, 9:].tolist()
@@ -203,10 +136,10 @@ def test_a_model_whose_tokenizer_puts_an_id_before_a_text_has_the_scores_of_the_
     own = harness.NanogateLM(checkpoint=str(tmp_path / "ours"), device="cpu")
     assert checkpoints.load(tmp_path / "ours")["data"]["first_ids"] == [299]  # sample.py puts it first, too
     plain = own.tok_encode("The quick", add_special_tokens=False)
-    assert len(plain) == 9 and own.tok_encode("<|im_start|>The quick") == [299, *plain] == own.tok_encode("The quick")
+    assert len(plain) == 9 and own.tok_encode("The quick") == [299, *plain]
     hf = pytest.importorskip("lm_eval.models.huggingface")
     theirs = hf.HFLM(pretrained=str(tmp_path / "theirs"), device="cpu", dtype="float32")
-    pairs = [("The quick", " brown fox"), ("", "x"), ("<|im_start|>a", "b")]
+    pairs = [("The quick", " brown fox"), ("", "x"), ("a", "b"), ("The qui", "ck")]
     pairs = [own.loglikelihood(requests(*pairs)), theirs.loglikelihood(requests(*pairs))]
     assert [nats for nats, _ in pairs[0]] == pytest.approx([nats for nats, _ in pairs[1]], abs=1e-4)
     rolling = [lm.loglikelihood_rolling(requests(("The quick",)))[0] for lm in (own, theirs)]
@@ -216,13 +149,13 @@ def test_a_model_whose_tokenizer_puts_an_id_before_a_text_has_the_scores_of_the_
     assert written[0] == written[1]
 
 
-@pytest.mark.parametrize("content", ['{"bos_token_id": "x"}', "[]", '{"eos_token_id": [-1]}', '{"eos_token_id": 0.5}'])
-def test_special_tokens_that_are_no_ids_are_one_line(content, helpers, tmp_path):
+@pytest.mark.parametrize("content", ['{"eos_token_id": "x"}', "[]", '{"eos_token_id": [null]}'])
+def test_an_end_that_is_no_id_is_one_line(content, helpers, tmp_path):
     file = tmp_path / "generation_config.json"
     file.write_text(content)
-    assert str(file) in helpers.error_of(harness.special_tokens, file)
+    assert str(file) in helpers.error_of(harness.ids_that_end, file)
     file.write_text('{"bos_token_id": null, "eos_token_id": null}')
-    assert harness.special_tokens(file) == (None, []) == harness.special_tokens(tmp_path / "none")
+    assert harness.ids_that_end(file) == [] == harness.ids_that_end(tmp_path / "none")
 
 
 def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained):
@@ -241,17 +174,6 @@ def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained)
     assert own.generate_until(requests(("The quick", {}))) == [bytes(expected).decode(errors="replace")]
 
 
-def test_so_many_rows_are_read_at_once_as_the_documents_say(monkeypatch, trained):
-    seen = []
-    monkeypatch.setattr(harness, "cli_evaluate", lambda: seen.append(sys.argv[1:]))
-    for words in (["run", "--tasks", "a"], ["run"], ["run", "--config=a.yaml"], ["ls"]):
-        harness.main(words)
-    assert seen == [["run", "--batch_size", "16", "--tasks", "a"], ["run"], ["run", "--config=a.yaml"], ["ls"]]
-    sizes = [harness.NanogateLM(trained("gla"), device="cpu", batch_size=n).batch_size for n in (0, "4", "auto")]
-    assert sizes == [1, 4, 16]
-
-
-@pytest.mark.skipif(not HAS_LIBRARY, reason="needs lm-eval")
 def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkeypatch, helpers):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     rows = [{"question": "The quick", "right": i % 2, "text": "The quick brown fox."} for i in range(5)]
@@ -272,7 +194,7 @@ def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkey
     harness.main([*words, str(tmp_path / "results")])
     (file,) = (tmp_path / "results").rglob("results_*.json")
     found = json.loads(file.read_text())["results"]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "harness.py", *words]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "hub/harness.py", *words]
     ended = helpers.script(*launch, tmp_path / "two", "--device=cpu")
     assert ended.returncode == 0, ended.stderr.decode()
     (file,) = (tmp_path / "two").rglob("results_*.json")

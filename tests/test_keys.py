@@ -23,44 +23,42 @@ class Rotated(GLA):
 OWN = {"window": type("Window", (Softmax,), {}), "rotated": Rotated, "delta": type("Delta", (GatedDeltaNet,), {})}
 # another value of each key. ELSEWHERE: those whose effect is on the data, the ids or the choice of a kernel
 OTHER = dict(
-    n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, pad_vocab_to=64, mlp_ratio=2.0, mlp_width=9,
-    mlp=["swiglu", "gelu_tanh", "none"], native_bias=True, norm="layer", bias=True, tie_embeddings=False, norm_eps=0.1,
-    rope_fraction=0.75, delta_heads=4, delta_key_heads=1,
-    delta_key_dim=4, delta_value_dim=4, beta_max=2.0, dropout=0.5,
+    n_layer=4, n_head=4, head_dim=4, n_kv_head=1, n_embd=32, mlp_ratio=2.0,
+    mlp=["swiglu", "gelu_tanh", "none"], norm="layer", bias=True, tie_embeddings=False, norm_eps=0.1,
+    delta_sizes=[1, 4, 4, 4], beta_max=2.0, dropout=0.5,
     init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
     rope_length=64,
-    qk_norm=True, logit_softcap=0.1, short_conv=3, expand=3, state_size=4, n_groups=2,
+    qk_norm=True, short_conv=3, expand=3, state_size=4,
     gate="headwise", gate_activation="tanh", gate_rank=2, gate_input="static", gate_bias=0.5,
-    readout_norm=["rms", "none"], norm_first=False, readout_activation="square", match_params=True,
+    readout_norm=["rms", "none"], norm_first=False, match_params=True,
     window="3", branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
-    qk_norm_over="all", qkv_bias=True, post_norm=True,
 )  # fmt: skip
 ELSEWHERE = {"block_size", "vocab_size", "kernels"}
 SITUATIONS = [
-    *(dict(attention=name, gate="native") for name in MIXERS if not name.startswith("sink_")),  # which refuse norms
+    # sinks refuse norms, and a head of 8 channels would turn one pair alone, by the position
+    *(dict(attention=name, gate="native") for name in MIXERS if name != "qwen3_next" and not name.startswith("sink_")),
     *(dict(attention=name) for name in ("softmax", "gla", "mamba2")),
     *(dict(attention=name, gate="elementwise") for name in ("softmax", "gated_deltanet")),
     *(dict(gate="elementwise@value", position=position) for position in ("none", "learned")),
     *(dict(attention="gla", position=position) for position in ("none", "learned")),
     dict(attention="gla", gate="headwise@value", gate_input="static", readout_norm="none", match_params=True),
     dict(norm="layer", bias=True, mlp="gelu_tanh", position="learned"),
-    dict(norm="layer", attention="gla", gate="native", delta_key_dim=4),
-    dict(attention="mamba2,kda", gate="native", mlp="none", n_layer=2, native_bias=True, delta_value_dim=4),
+    dict(norm="layer", attention="gla", gate="native", delta_sizes=[2, 2, 4, 8]),
+    dict(attention="mamba2,kda", gate="native", mlp="none", n_layer=2, delta_sizes=[2, 2, 8, 4]),
     dict(attention="gla,softpick", n_layer=2),
     dict(position="none", attention="fox"),
     dict(rope_scaling="yarn", rope_factor=1.0),
     dict(rope_scaling="llama3", rope_factor=2.0, rope_length=20, qk_norm=True, position="rope,none", n_layer=2),
     dict(rope_scaling="linear", rope_factor=2.0, position="none,rope", n_layer=2),
-    dict(rope_scaling="yarn_untruncated", rope_factor=2.0, window="2"),
-    dict(mlp="swiglu", mlp_width=24, gate="elementwise", tie_embeddings=False, rope_fraction=0.5),
-    dict(attention="gated_deltanet", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
+    dict(rope_scaling="yarn", rope_factor=2.0, window="2"),
+    dict(mlp="swiglu", gate="elementwise", tie_embeddings=False, attention="qwen3_next", head_dim=16),
+    dict(attention="gated_deltanet", delta_sizes=[3, 6, 4, 8]),
     dict(attention="cosformer,gla", gate="native,none", n_layer=2),
     dict(gate="native,elementwise", n_layer=2),
     dict(attention="gla,softmax,mamba2", gate="native+elementwise", n_layer=3),
     *(dict(attention="rotated", position=position) for position in ("rope", "none", "learned")),
     dict(attention="window,gla", n_layer=2, rope_scaling="yarn", rope_factor=2.0),
-    dict(post_norm=True),
-    dict(attention="delta", delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=8),
+    dict(attention="delta", delta_sizes=[3, 6, 4, 8]),
 ]
 
 

@@ -90,6 +90,8 @@ def test_a_gate_and_a_branch_scale_are_factors_on_what_the_output_projection_get
 @pytest.mark.parametrize("readout_norm", ["none", "published"])
 def test_with_one_token_a_value_gate_is_a_readout_gate(name, readout_norm):
     """Where a norm follows the readout, the gate has to come before it, and norm_first=False is that order."""
+    if name == "silu_readout":
+        pytest.skip("its readout is not linear in the values")
     norm = MIXERS[name].published_norm if readout_norm == "published" else readout_norm
     on_value, x = make_mixer(name, "elementwise@value", readout_norm=readout_norm), random_x(1)
     on_readout = make_mixer(name, "elementwise", readout_norm=readout_norm, norm_first=norm != "rms")
@@ -155,7 +157,7 @@ def test_the_delta_rule_is_its_definition(name, n, beta_max, monkeypatch):
     """Siems et al. 2025: a token decays the state once, writes n values to it, and reads it at its end."""
     three = type("DeltaProduct3", (variants.DeltaProduct,), {"n_steps": 3})
     monkeypatch.setitem(MIXERS, "deltaproduct3", three)
-    keys = dict(delta_heads=6, delta_key_heads=3, delta_key_dim=4, delta_value_dim=5, short_conv=0, beta_max=beta_max)
+    keys = dict(delta_sizes=[3, 6, 4, 5], short_conv=0, beta_max=beta_max)
     mixer, x = make_mixer(name, **keys), random_x()
     sizes = [12, n * 12, n * 30, n * 6, *[6] * (name != "deltanet")]  # deltanet has no decay
     q, k, v, beta, *dt = (x @ mixer.in_proj.weight.T).split(sizes, dim=-1)
@@ -252,7 +254,7 @@ def test_match_params_keeps_the_number_of_parameters_biases_counted(mlp):
 
 KEYS = [  # of every mixer: its parts, and those of others
     dict(gate="native+elementwise"),
-    dict(gate="elementwise@value+headwise@key+elementwise@query", short_conv=3, n_groups=2, qk_norm=True),
+    dict(gate="elementwise@value+headwise@key+elementwise@query", short_conv=3, qk_norm=True),
     dict(gate="shared@value+elementwise@key+elementwise@query", gate_input="static", short_conv=0, n_kv_head=2),
     dict(gate="elementwise", readout_norm="rms", rope_scaling="yarn", rope_factor=2.0),
 ]
@@ -357,8 +359,8 @@ REFUSED = [
     (dict(attention="cosformer", gate="elementwise", norm_first=False), "no layer has a norm"),
     (dict(attention="gla,softmax", gate="none,headwise", norm_first=False), "no layer has a norm"),
     (dict(attention="gla", readout_norm="denominator"), "both signs"),
-    (dict(attention="mamba2", n_groups=3), "must divide mamba2's 8 heads"),
-    (dict(attention="mamba2,softmax", n_embd=12), "must be even and at least 2"),
+    (dict(delta_sizes=[3, 4, 8, 8]), "must be four numbers, of which the first divides the second"),
+    (dict(attention="mamba2,softmax", n_embd=12), "must be an even number of at least 2"),
     (dict(attention="gla,monarch", block_size=65), "monarch takes at most 64; it runs token by token, since"),
     (dict(attention="deltanet", beta_max=1.5), "beta_max=1.5: must be one of 1.0, 2.0"),
     (dict(attention="softmax,gla", bias=True), "gla has no biases; leave bias out"),
@@ -411,7 +413,7 @@ MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed
     "gla": lambda T: 5 * H * D * D,
     **dict.fromkeys(("mamba2", "mamba3"), lambda T: 5 * (2 * H) * 8 * D),
     # read once more, under k
-    **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "gated_deltanet2"), lambda T: 7 * H * D * D),
+    **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "kda_fla", "gated_deltanet2"), lambda T: 7 * H * D * D),
     "deltaproduct": lambda T: 2 * 7 * H * D * D,
     # two products with a row of 8, two sigmoids, written and read
     "monarch": lambda T: (2 * 2 * 8 + 2 + 4) * H * 64 * D,
@@ -438,7 +440,7 @@ def test_flops_are_the_count_by_hand(name, position):
 
 
 def test_the_loss_is_the_sum_of_the_losses_of_the_tokens_and_may_be_replaced_in_three_lines(monkeypatch):
-    model = off_its_start(make_config(logit_softcap=3.0))
+    model = off_its_start(make_config())
     targets = IDX.roll(-1, 1).masked_fill(torch.rand(3, T) < 0.3, -100)
     each = model_file.token_losses(model(IDX), targets)
     assert each.shape == targets.shape and (each[targets == -100] == 0).all()
@@ -459,18 +461,34 @@ def test_the_loss_is_the_sum_of_the_losses_of_the_tokens_and_may_be_replaced_in_
 def test_keys_of_an_older_version_are_the_classes_of_now_or_are_refused_with_the_commit_that_had_them():
     old = dict(n_layer=2, sink="none", attention_weights="softmax", forget_gate=False, attention_softcap=None)
     assert keys_of_today(old | {"n_householder": 2}) == {"n_layer": 2}
+    assert keys_of_today({"attention": "kda,softmax", "native_bias": True}) == {"attention": "kda_fla,softmax"}
+    sizes = dict(n_head=4, head_dim=8, delta_key_heads=2, delta_value_dim=16)
+    assert keys_of_today(sizes) == dict(n_head=4, head_dim=8, delta_sizes=[2, 4, 8, 16])
     assert keys_of_today(old | {"sink": "head", "attention": "softmax, gla"})["attention"] == "sink_head,gla"
-    for key, name in (("fox", {"forget_gate": True}), ("softpick", {"attention_weights": "softpick"})):
+    for key, name in (
+        ("fox", {"forget_gate": True}),
+        ("qwen2", {"qkv_bias": True}),
+        ("qwen3_next", {"rope_fraction": 0.25}),
+    ):
         assert keys_of_today(old | name)["attention"] == key
-    for wrong in ({"forget_gate": True, "sink": "zero"}, {"attention_softcap": 3.0}, {"n_householder": 3}):
-        with pytest.raises(UserError, match="no mixer of this version; commit 27a232e is the last that has it"):
-            keys_of_today(old | wrong)
+    for mlp in ("gelu", "swiglu"):
+        keys = dict(n_layer=1, n_head=1, n_embd=24, vocab_size=2, mlp=mlp)
+        width = GPT(GPTConfig(**keys_of_today(keys | {"mlp_width": 37}))).blocks[0].mlp.up.out_features
+        assert width == 37
+    refused = {
+        "27a232e": [{"forget_gate": True, "sink": "zero"}, {"attention_softcap": 3.0}, {"n_householder": 3}],
+        "3c5ad23": [{"post_norm": True}, {"rope_fraction": 0.5}, {"pad_vocab_to": 64}, {"native_bias": True}],
+    }
+    for commit, cases in refused.items():
+        for wrong in cases:
+            with pytest.raises(UserError, match=f"no mixer of this version; commit {commit} is the last that has it"):
+                keys_of_today(old | wrong)
 
 
 @every_mixer
 @pytest.mark.parametrize("gate", ["none", "native+elementwise+headwise@value+elementwise@output"])
 def test_the_last_layer_computes_labelled_tokens_only_and_loss_and_gradients_are_those_of_all(name, gate):
-    model = off_its_start(make_config(attention=name, gate=gate, logit_softcap=3.0))
+    model = off_its_start(make_config(attention=name, gate=gate))
     parameters = list(model.parameters())
     targets = IDX.roll(-1, 1).masked_fill(torch.rand(3, T) < 0.8, -100)
     targets[1] = -100

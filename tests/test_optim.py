@@ -106,7 +106,7 @@ READS = {  # what of a Projection each matrix of the fused projection changes
 @torch.no_grad()
 @pytest.mark.parametrize("name", READS)
 def test_the_first_and_last_row_of_each_matrix_of_a_mixer_change_what_it_is_for_alone(name):
-    config = GPTConfig(**SMALL | dict(n_head=4, delta_key_heads=2, delta_value_dim=6, n_kv_head=2), attention=name)
+    config = GPTConfig(**SMALL | dict(n_head=4, delta_sizes=[2, 4, 4, 6], n_kv_head=2), attention=name)
     mixer = off_its_start(config, noise=0.5).blocks[0].mixer
     (fused,) = [module for module in mixer.modules() if isinstance(module, FusedLinear)]
     x = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -134,7 +134,7 @@ def test_muon_has_the_linear_layers_of_the_blocks_and_no_embedding_output_layer_
     assert theirs == linears - {"head.weight"} and "wte.weight" in ours
     assert all(sum(rows) == len(weight) for weight, rows in matrices_of(gpt).items())
     assert {group["weight_decay"] for group in muon.param_groups} == {0.1}
-    assert [group["weight_decay"] for group in adamw.param_groups] == [0.1, 0.0]
+    assert {group["weight_decay"] for group in adamw.param_groups} == {0.1, 0.0}
 
 
 # -- The gates' own rate, decay and optimizer -------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def assert_same(ours, theirs, length=T, dtype=torch.float32, tolerance=1e-5):
 
 OLMO = published.olmo_hybrid_gated_deltanet, "gated_deltanet"
 LAYERS = [
-    *((*OLMO, dict(delta_value_dim=2 * D, beta_max=n)) for n in (1, 2)),
+    *((*OLMO, dict(delta_sizes=[H, H, D, 2 * D], beta_max=n)) for n in (1, 2)),
     (published.kimi_linear_attention, "kda", {}),
 ]
 
@@ -63,8 +63,9 @@ SIZES = dict(hidden_size=C, num_attention_heads=H, num_hidden_layers=2, attn_imp
 SIZES |= dict(layer_types=["sliding_attention", "full_attention"], num_key_value_heads=2)
 MIMO = dict(num_key_value_heads=1, head_dim=D, v_head_dim=D, attention_value_scale=None)  # sliding layers: 2
 INKLING = dict(layer_types=["hybrid_sliding"] * 2, swa_num_attention_heads=H, swa_num_key_value_heads=2, swa_head_dim=D)
+YARN = GptOssConfig().rope_parameters | {"truncate": True}  # here the ramp's bounds are whole pairs
 WITH_SINKS = {  # attention: its config, our keys
-    "GptOssAttention": (GptOssConfig(**SIZES), GPT_OSS | OURS),
+    "GptOssAttention": (GptOssConfig(**SIZES, rope_parameters=YARN), GPT_OSS | OURS),
     "GraniteSWAAttention": (
         GraniteSWAConfig(**SIZES, sliding_window=7, attention_multiplier=D**-0.5),
         OURS | dict(attention="sink_head", window="7,none"),

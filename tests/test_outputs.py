@@ -13,7 +13,6 @@ from made_rows import listed, rows_of, show, write_rows
 import bench
 import evaluate
 import experiment
-import export
 import meters
 import plot
 from base import files
@@ -21,6 +20,7 @@ from configurator import UserError
 from data import writing
 from data.mqar import prepare as mqar_prepare
 from data.text import prepare as text_prepare
+from hub import export
 from runs import checkpoint as checkpoints
 from runs import outdir
 from study import drawing, page, report, runner, token_page

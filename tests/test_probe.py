@@ -80,10 +80,10 @@ def by_definition(mixer, x, stream, b, h, i):
     if p.skip is not None:
         readout = readout + p.skip[b, i]
     norm = [] if mixer.norm is None else ["norm"]
-    activation = [] if mixer.config.readout_activation == "none" else ["silu"]
+    activation = ["silu"] if isinstance(mixer, MIXERS["silu_readout"]) else []
     for step in (*mixer.before_norm, *norm, *activation, *mixer.after_norm):
         if step == "norm":
-            over = (-2, -1) if mixer.norm_groups else (-1,)
+            over = (-2, -1) if mixer.norms_heads_together else (-1,)
             by = (readout.square().mean(over, keepdim=True) + 1e-5).rsqrt() * mixer.norm.weight.view(-1, v.shape[2])
         else:
             by = readout.sigmoid() if step == "silu" else step.value(step.logits(x))[b, i]
@@ -110,7 +110,7 @@ def by_definition(mixer, x, stream, b, h, i):
         dict(gate="elementwise@output"), dict(gate="elementwise", attention="sink_token"),
         dict(gate="headwise", n_kv_head=1),
         dict(gate="elementwise", readout_norm="rms", norm_first=False),
-        dict(gate="headwise", readout_norm="rms", readout_activation="silu", branch_scale=0.3),
+        dict(gate="headwise", readout_norm="rms", attention="silu_readout", branch_scale=0.3),
         dict(attention="mamba2", gate="native+elementwise"), dict(attention="gla", gate="native"),
         dict(attention="cosformer", gate="headwise@denominator"),
     ],
@@ -165,13 +165,12 @@ def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("post_norm", [False, True])
-def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found(post_norm, monkeypatch):
-    model, tokens = make_model(gate="elementwise", post_norm=post_norm), TOKENS.where(TOKENS != 7, 6)
+def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found(monkeypatch):
+    model, tokens = make_model(gate="elementwise"), TOKENS.where(TOKENS != 7, 6)
     tokens[2, 5] = 7
     model.wte.weight[7, 3] = -1000.0
     layers, block, x = probe.layer_meters(model, tokens, {}, "float32"), model.blocks[0], model.wte(tokens)
-    added = block.norm_1(block.mixer(x)) if post_norm else block.mixer(block.norm_1(x))
+    added = block.mixer(block.norm_1(x))
     assert layers[0]["branch"] == pytest.approx((added.norm(dim=-1) / x.norm(dim=-1)).mean().item(), rel=1e-3)
     for found in (layer["residual"] for layer in layers):
         assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]

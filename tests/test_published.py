@@ -13,12 +13,12 @@ from test_huggingface import IDX, SIZES
 from transformers import AutoModelForCausalLM
 
 import evaluate
-import export
 import meters
 import plot
 import sample
 from data.text import prepare as text_prepare
 from data.tokenizer import train_bpe
+from hub import export
 from runs.checkpoint import load_model
 
 HERE = ["--device=cpu", "--threads=1"]

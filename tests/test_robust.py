@@ -18,7 +18,6 @@ from test_resume import FORKS, end
 import bench
 import configurator
 import evaluate
-import export
 import meters
 import plot
 import sample
@@ -27,6 +26,7 @@ from base import files
 from data.backcopy import prepare as backcopy_prepare
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
+from hub import export
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs import memory

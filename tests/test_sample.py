@@ -206,11 +206,10 @@ def test_greedy_with_the_cache_is_greedy_without(name):
         assert torch.equal(model.generate(idx, 12, **options), expected)
 
 
-def test_ids_that_are_padding_or_unknown_to_the_tokenizer_are_never_drawn():
-    model, idx = make_model(pad_vocab_to=64), torch.zeros(4, 1, dtype=torch.long)
+def test_ids_that_are_unknown_to_the_tokenizer_are_never_drawn():
+    model, idx = make_model(), torch.zeros(4, 1, dtype=torch.long)
     model.wte.weight.data[45:] *= 30  # what would be likeliest
-    assert model.wte.weight.shape[0] == 64 and model(idx).shape[-1] == 50
-    assert 45 <= model.generate(idx, 30).max() < 50
+    assert 45 <= model.generate(idx, 30).max()
     assert model.generate(idx, 30, n_tokens=45).max() < 45
 
 

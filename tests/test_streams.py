@@ -14,7 +14,8 @@ import configurator
 import train
 
 SCRIPTS = [
-    *(f"{name}.py" for name in ("train", "sample", "evaluate", "meters", "plot", "bench", "export", "experiment"))
+    *(f"{name}.py" for name in ("train", "sample", "evaluate", "meters", "plot", "bench", "experiment")),
+    "hub/export.py",
 ]
 SCRIPTS += sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("data/*/prepare.py"))
 CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-", "all": "<&- >&- 2>&-"}

@@ -42,7 +42,7 @@ def triangles(data, layer):
 
 @pytest.mark.parametrize("n_head", [1, 2])
 def test_its_numbers_are_those_of_meters_json(n_head, text, helpers, tmp_path):
-    keys = dict(attention="softmax,gla", gate="elementwise+elementwise@output", n_head=n_head, post_norm=n_head == 1)
+    keys = dict(attention="softmax,gla", gate="elementwise+elementwise@output", n_head=n_head)
     out = helpers.train(text, tmp_path, **keys)
     _, measured, data = made(out, maps=f"0.0,1.{n_head - 1}")
     assert data["meters"] == {name: value for name, value in measured.items() if name not in ("maps", "pruning")}

@@ -1,4 +1,4 @@
-"""What a version of transformers before 5 makes of folders that export.py has written; test_huggingface.py runs this.
+"""What a transformers before 5 makes of folders that hub/export.py has written; test_huggingface.py runs this.
 
     PYTHONPATH=.venv/transformers4 python tests/transformers_before_5.py FOLDER TEXTS.json
 

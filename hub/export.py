@@ -1,16 +1,20 @@
 """Writes a checkpoint as safetensors, to share it or to use it elsewhere. Loading it runs no code.
 
-    python export.py --checkpoint=out/best.pt --safetensors=export
-    python export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
-    python export.py --checkpoint=out/best.pt --to_hf=exported              the other way: transformers or fla loads it
-    python export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
+    python hub/export.py --checkpoint=out/best.pt --safetensors=export
+    python hub/export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
+    python hub/export.py --checkpoint=out/best.pt --to_hf=exported --family=llama    as transformers or fla loads it
+    python hub/export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
 loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`.
 docs/checkpoints.md lists which models of transformers and fla can be read and written.
 """
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import configurator
 from base.files import find_checkpoint
@@ -26,9 +30,7 @@ class ExportConfig:
     to_hf: str | None = key(
         None, "folder for the checkpoint as a model of transformers or fla, if one has its keys"
     )
-    family: str | None = key(
-        None, "to_hf: the family there, a model_type (None: chosen by the keys)"
-    )
+    family: str | None = key(None, "to_hf: the family there, a model_type (docs/checkpoints.md)")
     from_hf: str | None = key(
         None, "a folder of transformers or nanoGPT's ckpt.pt, to be written to out_dir"
     )
@@ -43,8 +45,6 @@ class ExportConfig:
 
 configurator.begin(__name__, ExportConfig, __doc__, positional=None)
 
-from pathlib import Path
-
 from base.tensors import import_safetensors
 from hub.export_hf import write_folder
 from hub.huggingface import export_to, read_folder
@@ -54,9 +54,8 @@ from runs.checkpoint import load
 
 def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None)
-    given = [name for name in ("from_hf", "to_hf") if getattr(config, name) is not None]
-    if len(given) > 1 or (config.family and given != ["to_hf"]):
-        raise UserError("family goes with to_hf; of from_hf and to_hf give one")
+    if config.from_hf is not None and config.to_hf is not None:
+        raise UserError("of from_hf and to_hf give one")
     if config.from_hf is not None:
         text = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
     elif config.to_hf is not None:
@@ -82,7 +81,7 @@ def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> str
     }
     file = find_checkpoint(path)
     texts = copied_files(file, checkpoint.get("data", {}))
-    return export_to(Path(folder), file, checkpoint["model"], about, texts, overwrite)
+    return export_to(Path(folder), checkpoint["model"], about, texts, overwrite)
 
 
 if __name__ == "__main__":
