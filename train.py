@@ -49,6 +49,7 @@ from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
 from model import GPT
+from ops import IGNORE
 from optim import Muon, matrices_of
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights, check_vocabulary
@@ -224,17 +225,16 @@ def load_batches(
         "block_size": config.block_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
     }
-    size = config.batch_size * config.gradient_accumulation_steps
-    n_labels = dataset.count_labels(
-        "train", step * size, (step + 1) * size, config.seed, config.block_size
-    )
-    batches = []
-    for m in range(processes.rank, config.gradient_accumulation_steps, processes.world_size):
+    n_labels = 0
+    own = []
+    for m in range(config.gradient_accumulation_steps):
         inputs, targets = dataset.batch(
             "train", step, micro_step=m, same_length=same_length, **keys
         )
-        batches.append((m, processes.pin(inputs), processes.pin(targets), max(1, n_labels)))
-    return batches
+        n_labels += int((targets != IGNORE).sum())
+        if m % processes.world_size == processes.rank:
+            own.append((m, processes.pin(inputs), processes.pin(targets)))
+    return [(*batch, max(1, n_labels)) for batch in own]
 
 
 def read_ahead(
