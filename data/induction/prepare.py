@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import key
 from data.drawn import LONGEST, TASKS, VERSION, induction, random_bits, sources_of
-from data.writing import Output, claim, report, write_examples
+from data.writing import Output, claim, write_examples
 
 GENERATOR = "data/induction/prepare.py"
 TASK = "induction"
@@ -56,7 +56,7 @@ def main(argv):
     tokens, labels = induction(bits)
     labels[~is_copy(sources_of(bits))] = 0
     examples = np.stack([tokens, labels], axis=1)
-    meta = write_examples(
+    write_examples(
         out_dir,
         {"val": [(examples, {"slice": str(length)})]},
         name=TASK,
@@ -65,7 +65,6 @@ def main(argv):
         drawn={"task": TASK, "length": length, "seed": config.seed, "version": VERSION},
         **about,
     )
-    report(meta, out_dir)
 
 
 def is_copy(sources: np.ndarray) -> np.ndarray:

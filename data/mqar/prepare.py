@@ -51,7 +51,7 @@ import configurator
 from base.rules import show
 from configurator import UserError, key
 from data.meta import UINT16_VOCAB
-from data.writing import Output, claim, report, write_examples
+from data.writing import Output, claim, write_examples
 
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -101,7 +101,7 @@ def main(argv):
     )
     slices = parse_slices(config)
     out_dir, about = claim(config, GENERATOR, VERSION)
-    meta = write_examples(
+    write_examples(
         out_dir,
         generate_splits(config, slices),
         name="mqar" if config.task == "recall" else f"mqar {config.task}",
@@ -109,7 +109,6 @@ def main(argv):
         vocab_size=config.vocab_size,
         **about,
     )
-    report(meta, out_dir)
 
 
 def parse_slices(config):
@@ -119,19 +118,16 @@ def parse_slices(config):
         texts = [f"{config.seq_len}/{config.pairs}"]
     elif config.seq_len != Config.seq_len or config.pairs != Config.pairs:
         raise UserError("slices names lengths and pairs; leave out seq_len and pairs")
+    if config.updates and config.task != "forgetting":
+        raise UserError(f"updates={config.updates}: is of task=forgetting")
     slices = []
     for text in texts:
-        numbers = re.fullmatch(r" *([0-9]{1,18}) */ *([0-9]{1,18}) *", text)
-        if numbers:
-            slices.append((int(numbers[1]), int(numbers[2])))
-    if not texts or len(set(slices)) < len(texts):
-        raise UserError(
-            f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8"
-        )
-    if config.updates and config.task != "forgetting":
-        raise UserError(
-            f"updates={config.updates}: is of task=forgetting, and this is task={config.task}"
-        )
+        numbers = re.fullmatch(r" *(\d{1,18}) */ *(\d{1,18}) *", text, re.ASCII)
+        if not numbers:
+            raise UserError(f"slices={show(text)}: write length/pairs, as in 64/4,128/8")
+        slices.append((int(numbers[1]), int(numbers[2])))
+    if not slices or len(set(slices)) < len(slices):
+        raise UserError(f"slices={show(','.join(texts))}: name slices, each once")
     for seq_len, pairs in slices:
         check_slice(config, seq_len, pairs)
     return slices
@@ -140,32 +136,28 @@ def parse_slices(config):
 def check_slice(config, seq_len, pairs):
     """Raises UserError where no row has this length and number of pairs."""
     size = SIZES[config.task]
-    updates = updates_of(config, pairs)
-    queries = config.queries or pairs
-    slots = slots_of(config, seq_len, pairs)
+    queries, updates = counts_of(config, pairs)
+    slots = seq_len // size - pairs - updates
     most = config.vocab_size // size - 1 - updates  # some ids of each kind are left for filler
-    is_possible = seq_len % 2 == 0 and pairs <= most and 1 <= queries <= min(pairs, slots)
-    needs = f"an even length, 1 to {most} pairs, no more queries ({queries}) than pairs and slots ({slots})"
-    if config.task == "forgetting":
-        needs += ", no more updates"
-        is_possible = is_possible and updates <= pairs
+    is_possible = (
+        seq_len % 2 == 0 and updates <= pairs <= most and 1 <= queries <= min(pairs, slots)
+    )
     if config.task == "composition":
-        needs += ", a square number"
         is_possible = is_possible and math.isqrt(pairs) ** 2 == pairs
     if not is_possible:
-        raise UserError(f"slice {seq_len}/{pairs}: needs {needs}")
+        raise UserError(
+            f"slice {seq_len}/{pairs}: needs an even length, 1 to {most} pairs (composition: a square "
+            f"number), no more updates ({updates}) than pairs, and no more queries ({queries}) than "
+            f"pairs and slots ({slots})"
+        )
 
 
-def updates_of(config, pairs):
-    """How many of a slice's keys get another value."""
-    if config.task != "forgetting":
-        return 0
-    return config.updates or (pairs + 1) // 2
-
-
-def slots_of(config, seq_len, pairs):
-    """How many places for a query are left behind the pairs of a row."""
-    return seq_len // SIZES[config.task] - pairs - updates_of(config, pairs)
+def counts_of(config, pairs):
+    """(how many of a slice's pairs are asked for, how many of its keys get another value)."""
+    updates = 0
+    if config.task == "forgetting":
+        updates = config.updates or (pairs + 1) // 2
+    return config.queries or pairs, updates
 
 
 def chance(config) -> float:
@@ -173,9 +165,8 @@ def chance(config) -> float:
     right = 0.0
     asked = 0
     for _, pairs in parse_slices(config):
-        queries = config.queries or pairs
-        values = pairs + updates_of(config, pairs)
-        right += queries / values
+        queries, updates = counts_of(config, pairs)
+        right += queries / (pairs + updates)
         asked += queries
     return right / asked
 
@@ -183,10 +174,9 @@ def chance(config) -> float:
 def generate(rng, rows, config, seq_len, pairs):
     """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16."""
     size = SIZES[config.task]
-    updates = updates_of(config, pairs)
-    queries = config.queries or pairs
+    queries, updates = counts_of(config, pairs)
     n_shown = size * (pairs + updates)  # tokens of all pairs
-    slots = slots_of(config, seq_len, pairs)
+    slots = seq_len // size - pairs - updates
     rates = np.arange(1, slots + 1) ** (config.power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
     for start in range(0, rows, BLOCK):

@@ -45,7 +45,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import key
 from data.drawn import LONGEST, TASKS, VERSION, WEIGHTS, X_LEVELS, rows
-from data.writing import Output, claim, report, write_examples
+from data.writing import Output, claim, write_examples
 
 GENERATOR = "data/regression/prepare.py"
 TASK = "regression"
@@ -74,7 +74,7 @@ def main(argv):
     tokens, labels = rows(TASK, length, f"{config.seed} val", 0, config.val_size)
     labels[:, : 3 * KNOWN] = 0
     slices = [(np.stack([tokens, labels], axis=1), {"slice": str(length)})]
-    report(write_examples(out_dir, {"val": slices}, **about), out_dir)
+    write_examples(out_dir, {"val": slices}, **about)
 
 
 def chance(config) -> float:

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.drawn import LONGEST, STATES, TASKS, VERSION, rows
-from data.writing import Output, claim, report, write_examples
+from data.writing import Output, claim, write_examples
 
 GENERATOR = "data/states/prepare.py"
 
@@ -76,7 +76,7 @@ def main(argv):
         labels[:, :shorter] = 0
         slices.append((np.stack([tokens, labels], axis=1), {"slice": str(length)}))
         shorter = length
-    meta = write_examples(
+    write_examples(
         out_dir,
         {"val": slices},
         name=task,
@@ -85,7 +85,6 @@ def main(argv):
         drawn={"task": task, "length": config.length, "seed": config.seed, "version": VERSION},
         **about,
     )
-    report(meta, out_dir)
 
 
 def chance(config) -> float:
