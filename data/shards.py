@@ -61,7 +61,8 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
         documents = {split: open_documents(folder, facts) for split, facts in splits.items()}
         if mask_documents:
             return Documents(folder, meta, shards, documents)
-        return Stream(folder, meta, shards)
+        ends = {split: offsets[[0, -1]] for split, offsets in documents.items()}
+        return Stream(folder, meta, shards, ends)
     except UserError as error:
         raise DataError(str(error), how_to_prepare(folder)) from None
 
@@ -203,7 +204,7 @@ class Dataset:
     def longest(self, split: str, block_size: int) -> int:
         """The length of the longest row; block_size for a stream. Raises UserError if it does not
         fit block_size."""
-        raise NotImplementedError
+        return block_size
 
     def examples_per_epoch(self, split: str, block_size: int) -> int:
         """The number of rows, sys.maxsize if they are drawn, or of windows. Raises UserError if
@@ -212,7 +213,7 @@ class Dataset:
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
         """The mean length of an example."""
-        raise NotImplementedError
+        return self.longest(split, block_size)
 
     def examples(
         self, split: str, start: int, stop: int, seed: int, block_size: int
@@ -282,7 +283,9 @@ class Dataset:
             if tokens is not None:
                 n = -(-tokens * len(places) // n_tokens)  # rounded up
                 places = evenly_spread(places, min(n, len(places)))
-            places = self._in_reading_order(split, places, block_size)
+            if self.mask_documents:  # the longest first: those of a batch are about as long
+                lengths = self._lengths(split, places, block_size)
+                places = places[np.argsort(-lengths, kind="stable")]
             for i in range(0, len(places), batch_size):
                 batches.append((name, places[i : i + batch_size]))
         n_batches = len(batches)
@@ -307,10 +310,6 @@ class Dataset:
     def _places_of_slices(self, split, block_size, stride):
         """{slice: its places in the order of the split}."""
         raise NotImplementedError
-
-    def _in_reading_order(self, split, places, block_size):
-        """The places of a slice, in the order in which an evaluation reads them."""
-        return places
 
     def _eval_batch(self, split, places, examples, block_size, stride):
         """(inputs, targets) of a batch of an evaluation, each (B, T)."""
@@ -343,15 +342,13 @@ class Stream(Dataset):
 
     kind = "stream"
 
-    def __init__(self, folder: Path, meta: dict, shards: dict[str, Shards]):
+    def __init__(
+        self, folder: Path, meta: dict, shards: dict[str, Shards], offsets: dict[str, np.ndarray]
+    ):
+        """offsets: {split: where its texts begin, each of which is read alone, then its length}."""
         super().__init__(folder, meta, shards)
-        # {split: where its texts begin, each of which is read alone, then its length}
-        self.offsets = {split: np.array([0, len(of_split)]) for split, of_split in shards.items()}
+        self.offsets = offsets
         self._windows = functools.lru_cache(maxsize=4)(self._find_windows)
-
-    def longest(self, split, block_size):
-        self.facts(split)  # raises where there is no such split
-        return block_size
 
     def examples_per_epoch(self, split, block_size):
         n = self.facts(split)["tokens"]
@@ -359,9 +356,6 @@ class Stream(Dataset):
             needed = f"fewer than block_size + 1 = {block_size + 1}"
             raise DataError(f"{self.folder}: {split} has {n} tokens, {needed}")
         return (n - 1) // block_size
-
-    def tokens_per_example(self, split, block_size):
-        return block_size
 
     def _draw_epoch(self, split, seed, epoch, n, block_size):
         rng = np.random.default_rng([seed, epoch])
@@ -386,6 +380,7 @@ class Stream(Dataset):
         """(windows,): where the windows of an evaluation begin: at a text's start, then every
         `stride` tokens until each token but the text's first is a target. Called as _windows, which
         remembers. Raises UserError where there is none."""
+        self.facts(split)  # raises where there is no such split
         places: list[int] = []
         for start, stop in itertools.pairwise(self.offsets[split].tolist()):
             n_targets = stop - start - 1
@@ -415,15 +410,7 @@ class Documents(Stream):
 
     mask_documents = True
 
-    def __init__(
-        self, folder: Path, meta: dict, shards: dict[str, Shards], documents: dict[str, np.ndarray]
-    ):
-        """documents: {split: where its documents begin, then its length}."""
-        super().__init__(folder, meta, shards)
-        self.offsets = documents
-
     def examples_per_epoch(self, split, block_size):
-        self.facts(split)
         return len(self._windows(split, block_size, block_size))
 
     def tokens_per_example(self, split, block_size):
@@ -433,12 +420,6 @@ class Documents(Stream):
     def _draw_epoch(self, split, seed, epoch, n, block_size):
         order = np.random.default_rng([seed, epoch]).permutation(n)
         return self._windows(split, block_size, block_size)[order]
-
-    def _in_reading_order(self, split, places, block_size):
-        """The longest windows first: those of about the same length share a batch, and little is
-        padded."""
-        lengths = self._lengths(split, places, block_size)
-        return places[np.argsort(-lengths, kind="stable")]
 
 
 # -- Rows ----------------------------------------------------------------------------------------
@@ -487,9 +468,8 @@ class Rows(Dataset):
         return sys.maxsize if self._drawn(split) else len(self.shards[split])
 
     def tokens_per_example(self, split, block_size):
-        how = self._drawn(split)
-        if how:
-            return how["length"]
+        if self._drawn(split):
+            return self.longest(split, block_size)
         facts = self.facts(split)
         return facts["tokens"] / facts["rows"]
 
@@ -531,21 +511,17 @@ class Mixture(Dataset):
     """
 
     def __init__(self, name: str, parts: list[Dataset], shares: list[int]):
-        first = parts[0]
         for what in MEANING:
-            ours = getattr(first, what)
-            setattr(self, what, ours)
-            for part in parts:
-                theirs = getattr(part, what)
-                if theirs != ours:
-                    two = f"{what}={show(ours)} and {what}={show(theirs)}"
-                    raise UserError(
-                        f"{first.folder} and {part.folder} cannot be mixed: they have {two}"
-                    )
+            values = [getattr(part, what) for part in parts]
+            if values != values[:1] * len(parts):
+                raise UserError(
+                    f"{name}: cannot be mixed: {what} differs ({', '.join(map(show, values))})"
+                )
+            setattr(self, what, values[0])
         self.folder = Path(name)
         self.name = f"mixture of {len(parts)}"
         self.meta = {"parameters": {}}
-        self.mask_documents = first.mask_documents
+        self.mask_documents = parts[0].mask_documents
         self.slices = max((part.slices for part in parts), key=len)
         self.parts = parts
         self.shares = tuple(shares)

@@ -20,7 +20,6 @@ import numpy as np
 
 from base import files
 from base.files import DATA
-from base.rules import show
 from configurator import UserError, key
 from data.meta import FORMAT, dtype_of, files_of, read_meta
 from data.tokenizer import TOKENIZER_FILE
@@ -77,32 +76,19 @@ def refuse_another(out_dir: Path, about: dict) -> None:
     """Raises UserError, which names what differs, where the folder holds a data set that was made
     in another way."""
     try:
-        there = flat(read_meta(out_dir))
+        there = read_meta(out_dir)
     except UserError:
         return  # there is no data set, or one that must be made again
-    now = flat(json.loads(json.dumps(about)))  # as meta.json would give it back
-    differing = [name for name in now | there if there.get(name) != now.get(name)]
-    if differing:
-        values = []
-        for name in differing[:3]:
-            values.append(f"{name}={show(there.get(name))} there, {show(now.get(name))} now")
+    now = json.loads(json.dumps(about))  # as meta.json would give it back
+    different = [name for name in ("generator", "generator_version") if there.get(name) != now[name]]
+    for name, value in now["parameters"].items():
+        if there["parameters"].get(name) != value:
+            different.append(name)
+    if different:
         raise UserError(
-            f"{out_dir}: holds another data set ({'; '.join(values)}); name another --out_dir, or add "
-            "--overwrite=true, which replaces it"
+            f"{out_dir}: holds another data set (another {', '.join(different)}); name another --out_dir, "
+            "or add --overwrite=true, which replaces it"
         )
-
-
-def flat(about: dict) -> dict:
-    """{name: value} of the script, its version and its parameters, of which a dict is taken apart,
-    as text.train.sha256."""
-    found = {name: about.get(name) for name in ("generator", "generator_version")}
-    waiting = list(about["parameters"].items())
-    for name, value in waiting:
-        if isinstance(value, dict):
-            waiting += [(f"{name}.{inner}", part) for inner, part in value.items()]
-        else:
-            found[name] = value
-    return found
 
 
 # -- Writing -------------------------------------------------------------------------------------

@@ -197,8 +197,8 @@ def test_any_file_becomes_a_text_that_reads_back_or_one_line(tmp_path, content, 
 
 
 MQAR = {
-    "seq_len": st.integers(-1, 40), "pairs": st.integers(-1, 40), "queries": st.none() | st.integers(-1, 40),
-    "vocab_size": st.integers(2, 70), "filler": st.sampled_from(["zero", "random", "x"]),
+    "seq_len": st.integers(-1, 40), "pairs": st.integers(-1, 40),
+    "vocab_size": st.integers(2, 70),
     "slices": st.none() | st.text("0123456789/,-", max_size=9),
 }  # fmt: skip
 

@@ -114,7 +114,8 @@ def held_out(texts, config):
 
 def border_of_lines(text, val_fraction):
     """The last end of a line before the final val_fraction of a text, or else the first one."""
-    latest = round(len(text) * (1 - val_fraction))
+    # blank lines at the end stay with the line before them
+    latest = min(round(len(text) * (1 - val_fraction)), len(text.rstrip()))
     cut = text.rfind("\n", 0, latest) + 1 or text.find("\n") + 1
     if not text[:cut].strip() or not text[cut:].strip():
         raise UserError(
