@@ -46,7 +46,7 @@ def read_regular(path: Path | str, most: int) -> bytes:
         if is_no_file(path):
             raise OSError("is no file")
         if os.path.getsize(path) > most:
-            raise OSError(f"has more than {most:,} bytes, too many for a file of this kind")
+            raise OSError(f"has more than {most:,} bytes, and is too large for a file of this kind")
         return Path(path).read_bytes()
 
 
@@ -332,7 +332,7 @@ def check_output(path: Path | str, kind: str, key: str = "") -> None:
     # ValueError: a zero byte in the name
     with one_line(f"{name}: cannot be written", OSError, ValueError):
         tempfile.TemporaryFile(dir=Path(path).parent).close()
-        is_there = os.path.exists(path)
+        is_there = Path(path).exists()  # raises for a name that is too long
     if Path(path).suffix != OUTPUTS[kind][0]:
         raise UserError(f"{name}: must end in {OUTPUTS[kind][0]}")
     if is_there and not is_of_kind(path, kind):

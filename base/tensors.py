@@ -89,7 +89,14 @@ def check_tensors(tensors: dict, path: Path) -> None:
 
 def wrong_tensor(tensor: Any) -> str | None:
     """Says in words why a value of somebody's file is no weight, or returns None if it is one."""
-    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_meta:
+    # dense, with memory for each of its numbers: expand() can repeat one row a billion times
+    is_plain = (
+        type(tensor) is torch.Tensor
+        and tensor.layout == torch.strided
+        and not tensor.is_meta
+        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    )
+    if not is_plain:
         return "is no plain tensor"
     if tensor.dtype not in WEIGHT_DTYPES:
         return f"is {tensor.dtype}, which is not read: write it as float64, float32, float16 or bfloat16"

@@ -110,9 +110,9 @@ REFUSED = {  # the first word of each is the folder
     "authors with a part": (change(ssm_cfg=SSM | {"d_ssm": 32}), "ssm_cfg.d_ssm=32: is not read"),
     "authors with an MLP": (change(d_intermediate=64), "d_intermediate=64: must be one of 0"),
     "authors with softmax": (change(attn_layer_idx=[1]), "attn_layer_idx=[1]: must be one of []"),
-    "authors with code": (pickle_of({"a": Malicious("made by a pickle")}), "refused, it is damaged or holds more than"),
+    "authors with code": (pickle_of({"a": Malicious("made by a pickle")}), "damaged, or no checkpoint"),
     "authors with a list": (pickle_of([1]), "holds no table of tensors"),
-    "authors with half a file": (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "cut short, damaged"),
+    "authors with half a file": (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"x"), "damaged, or no"),
 }
 
 
