@@ -21,6 +21,7 @@ import numpy as np
 from base import files
 from base.files import DATA
 from configurator import UserError, key
+from data import drawn
 from data.meta import FORMAT, dtype_of, files_of, read_meta
 from data.tokenizer import TOKENIZER_FILE
 
@@ -36,13 +37,6 @@ class Output:
     overwrite: bool = key(
         False, "write to a folder that holds another data set, or something else, too"
     )
-
-
-@dataclasses.dataclass
-class TextOutput(Output):
-    """The keys of every prepare script of text."""
-
-    shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
 
 
 # -- The folder ----------------------------------------------------------------------------------
@@ -80,7 +74,9 @@ def refuse_another(out_dir: Path, about: dict) -> None:
     except UserError:
         return  # there is no data set, or one that must be made again
     now = json.loads(json.dumps(about))  # as meta.json would give it back
-    different = [name for name in ("generator", "generator_version") if there.get(name) != now[name]]
+    different = [
+        name for name in ("generator", "generator_version") if there.get(name) != now[name]
+    ]
     for name, value in now["parameters"].items():
         if there["parameters"].get(name) != value:
             different.append(name)
@@ -194,20 +190,20 @@ def write_examples(
     name: str,
     tokenizer: str,
     vocab_size: int,
-    drawn: dict | None = None,
+    train_rows: dict | None = None,
     **about,
 ) -> None:
     """Writes separate examples. Raises UserError.
 
     splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts for meta.json) each,
-    where facts["slice"] is a name such as "64/4". drawn: how the rows of training are drawn
+    where facts["slice"] is a name such as "64/4". train_rows: how the rows of training are drawn
     (DRAWN_SPLIT of data/meta.py), if they are; `splits` then has no "train". about: what claim
     returned, and kinds={name: ids}, queries that meters.py measures apart.
     """
-    written: dict = {"train": {"drawn": drawn, "shards": []}} if drawn else {}
+    written: dict = {"train": {"drawn": train_rows, "shards": []}} if train_rows else {}
     meta = {
         "format": FORMAT,
-        "kind": "drawn" if drawn else "examples",
+        "kind": "drawn" if train_rows else "examples",
         "name": name,
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,
@@ -217,6 +213,34 @@ def write_examples(
     with new_data_set(out_dir, meta) as folder:
         for split, slices in splits.items():
             written[split] = write_rows_split(folder, split, slices, vocab_size)
+
+
+def write_drawn(
+    config: Output,
+    generator: str,
+    version: int,
+    task: str,
+    val: list[tuple],
+    tokenizer: str | None = None,
+) -> None:
+    """Claims the folder, and writes a data set of a task of data/drawn.py, whose rows of training
+    are drawn anew for every step. val: (tokens, labels), each (N, T), of each slice of validation;
+    rows of training are as long as those of the first."""
+    out_dir, about = claim(config, generator, version)
+    slices = []
+    for tokens, labels in val:
+        slices.append((np.stack([tokens, labels], axis=1), {"slice": str(tokens.shape[1])}))
+    length = val[0][0].shape[1]
+    how = {"task": task, "length": length, "seed": about["seed"], "version": version}
+    write_examples(
+        out_dir,
+        {"val": slices},
+        name=task,
+        tokenizer=tokenizer or task,
+        vocab_size=drawn.TASKS[task][2],
+        train_rows=how,
+        **about,
+    )
 
 
 def write_rows_split(folder: Path, split: str, slices: Iterable[tuple], vocab_size: int) -> dict:

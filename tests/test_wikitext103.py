@@ -124,6 +124,6 @@ def test_a_text_on_which_gpt_2_s_tokenizer_fails_is_one_line(gpt2):
         assert "tokenizer gpt2: fails on a text of 1,100,001 characters" in message
 
 
-def test_cutting_into_articles_and_shards_changes_no_token(gpt2, made, tmp_path):
-    dataset = run(tmp_path / "out", made, "--shard_tokens=7", tokenizer="gpt2")
+def test_cutting_into_articles_changes_no_token(gpt2, made, tmp_path):
+    dataset = run(tmp_path / "out", made, tokenizer="gpt2")
     assert dataset.shards["train"].read(0, dataset.counts("train")["tokens"]).tolist() == gpt2.encode(MADE * 3)

@@ -59,7 +59,6 @@ class Config(Output):
     )
     tokenizer: str = key("gpt2", CHOICES)
     threads: int = key(1, "how many documents are encoded side by side", at_least=1, at_most=1024)
-    shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
 
 
 def main(argv):
@@ -87,7 +86,6 @@ def main(argv):
         splits,
         name=config.name[0] if config.name else "hub",
         tokenizer=tokenizer,
-        shard_tokens=config.shard_tokens,
         **about,
     )
 

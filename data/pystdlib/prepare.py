@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import UserError, key
 from data.tokenizer import choose_tokenizer
-from data.writing import TextOutput, claim, fitting, write_stream
+from data.writing import Output, claim, fitting, write_stream
 
 GENERATOR = "data/pystdlib/prepare.py"
 VERSION = 2  # 1: with tables and near-duplicates, split at random by file
@@ -49,7 +49,7 @@ RUN = 4  # lines
 
 
 @dataclass
-class Config(TextOutput):
+class Config(Output):
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     most_bytes: int | None = key(
         None, "validation and the first training files, at most; None: all", at_least=1
@@ -77,7 +77,6 @@ def write_sources(config, generator, version, texts, tokenizer, **facts):
         {"train": train.values(), "val": val.values()},
         name=Path(generator).parent.name,
         tokenizer=choose_tokenizer(tokenizer, train.values()),
-        shard_tokens=config.shard_tokens,
         **about,
     )
     print(

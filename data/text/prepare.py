@@ -25,7 +25,7 @@ import configurator
 from base.files import find_path, one_line, read_regular
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import TextOutput, claim, fitting, write_stream
+from data.writing import Output, claim, fitting, write_stream
 
 GENERATOR = "data/text/prepare.py"
 # 3: hidden files and byte order marks are left out; 2: blank files are, and linked folders are read
@@ -33,7 +33,7 @@ VERSION = 3
 
 
 @dataclass
-class Config(TextOutput):
+class Config(Output):
     paths: list[str] = key([], "text files, and folders to search")
     ext: list[str] = key([".txt", ".md"], "endings of the files to take from folders")
     tokenizer: str = key("byte", CHOICES)
@@ -64,7 +64,6 @@ def main(argv):
         {"train": train, "val": val},
         name="text",
         tokenizer=choose_tokenizer(config.tokenizer, train),
-        shard_tokens=config.shard_tokens,
         **about,
     )
 

@@ -54,7 +54,6 @@ class Config(Output):
     from_dir: str | None = key(None, "folder with local copies; None: download them")
     tokenizer: str = key("gpt2", CHOICES)
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
-    shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
     out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini")
 
 
@@ -87,7 +86,7 @@ def main(argv):
         {split: encoded(data, split, tokenizer) for split, data in texts.items()},
         name=name,
         tokenizer=tokenizer,
-        shard_tokens=config.shard_tokens,
+        shard_tokens=10_000_000,
         **about,
     )
 
