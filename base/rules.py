@@ -155,8 +155,8 @@ def as_rule(rule: Any) -> Rule:
 
 def wrong_in_dict(value: Any, rules: dict, name: str) -> str | None:
     """wrong_field of a dict, whose rules are {"a": rule, "b?": rule, str: the rule of others}."""
-    if type(value) is not dict or any(type(key) is not str or len(key) > 99 for key in value):
-        return wrong(name or "it", value, "a dict, its names texts of at most 99 characters")
+    if type(value) is not dict or any(type(key) is not str for key in value):
+        return wrong(name or "it", value, "a dict, its names texts")
     of_key = {}
     if str in rules:
         of_key = dict.fromkeys(value, rules[str])

@@ -283,7 +283,7 @@ class Dataset:
             if tokens is not None:
                 n = -(-tokens * len(places) // n_tokens)  # rounded up
                 places = evenly_spread(places, min(n, len(places)))
-            if self.mask_documents:  # the longest first: those of a batch are about as long
+            if isinstance(self, Documents):  # the longest first: those of a batch are about as long
                 lengths = self._lengths(split, places, block_size)
                 places = places[np.argsort(-lengths, kind="stable")]
             for i in range(0, len(places), batch_size):

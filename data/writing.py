@@ -91,14 +91,15 @@ def refuse_another(out_dir: Path, about: dict) -> None:
 
 
 @contextlib.contextmanager
-def new_data_set(out_dir: Path | str, meta: dict) -> Iterator[Path]:
-    """Yields the folder for the new files. At the end they, and a meta.json of `meta`, replace the
-    old data set, and what was written is printed."""
+def new_data_set(out_dir: Path | str, **meta) -> Iterator[tuple[Path, dict]]:
+    """Yields the folder for the new files, and what their meta.json is to hold, whose "splits" the
+    caller adds. At the end they replace the old data set, and what was written is printed."""
+    meta = {"format": FORMAT, **meta}
     old: list[str] = []
     with contextlib.suppress(UserError):
         old = [entry["file"] for entry in files_of(read_meta(Path(out_dir)))]
     with files.new_folder(out_dir, "meta.json", old) as folder:
-        yield folder
+        yield folder, meta
         files.write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
     for split, facts in meta["splits"].items():
         counts = [f"{n:,} {what}" for what, n in facts.items() if isinstance(n, int)]
@@ -127,23 +128,17 @@ def write_stream(
     splits: {"train": documents, ...}, each an iterable of str, or of what `encode` returned.
     Nothing is put between them. about: what claim returned.
     """
-    meta = {
-        "format": FORMAT,
-        "kind": "stream",
-        "name": name,
-        "tokenizer": tokenizer.name,
-        "vocab_size": tokenizer.vocab_size,
-        **about,
-    }
-    with new_data_set(out_dir, meta) as folder:
-        written = {}
-        for split, documents in splits.items():
-            written[split] = write_text_split(folder, split, documents, tokenizer, shard_tokens)
+    about |= {"name": name, "tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
+    with new_data_set(out_dir, kind="stream", **about) as (folder, meta):
+        splits = {
+            split: write_text_split(folder, split, documents, tokenizer, shard_tokens)
+            for split, documents in splits.items()
+        }
         # the data set has a copy, so that it can be decoded wherever it lies
         if hasattr(tokenizer, "content"):
             (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
             meta["tokenizer_file"] = entry_of(folder / TOKENIZER_FILE)
-        meta["splits"] = written
+        meta["splits"] = splits
 
 
 def write_text_split(
@@ -200,17 +195,12 @@ def write_examples(
     (DRAWN_SPLIT of data/meta.py), if they are; `splits` then has no "train". about: what claim
     returned, and kinds={name: ids}, queries that meters.py measures apart.
     """
-    written: dict = {"train": {"drawn": train_rows, "shards": []}} if train_rows else {}
-    meta = {
-        "format": FORMAT,
-        "kind": "drawn" if train_rows else "examples",
-        "name": name,
-        "tokenizer": tokenizer,
-        "vocab_size": vocab_size,
-        **about,
-        "splits": written,
-    }
-    with new_data_set(out_dir, meta) as folder:
+    written: dict = {}
+    if train_rows:
+        written["train"] = {"drawn": train_rows, "shards": []}
+    about |= {"name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
+    kind = "drawn" if train_rows else "examples"
+    with new_data_set(out_dir, kind=kind, splits=written, **about) as (folder, _):
         for split, slices in splits.items():
             written[split] = write_rows_split(folder, split, slices, vocab_size)
 

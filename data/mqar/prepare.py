@@ -120,11 +120,12 @@ def parse_slices(config):
     slices = []
     for text in texts:
         numbers = re.fullmatch(r" *(\d{1,18}) */ *(\d{1,18}) *", text, re.ASCII)
-        if not numbers:
-            raise UserError(f"slices={show(text)}: write length/pairs, as in 64/4,128/8")
-        slices.append((int(numbers[1]), int(numbers[2])))
-    if not slices or len(set(slices)) < len(slices):
-        raise UserError(f"slices={show(','.join(texts))}: name slices, each once")
+        if numbers:
+            slices.append((int(numbers[1]), int(numbers[2])))
+    if not texts or len(set(slices)) < len(texts):
+        raise UserError(
+            f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8"
+        )
     for seq_len, pairs in slices:
         check_slice(config, seq_len, pairs)
     return slices
