@@ -406,8 +406,10 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
         inside = [file for file in folder.iterdir() if MARKER not in file.name]
         others = sorted(file.name for file in inside if not (file / MARKER).is_file())
         is_marked = marker.is_file()
-        marked = marker.read_text(encoding="utf-8", errors="replace") if is_marked else ""
-    if is_marked and marked.strip() != kind:
+        marked = kind
+        if is_marked:
+            marked = marker.read_text(encoding="utf-8", errors="replace").strip()
+    if marked != kind:
         raise UserError(
             f"{folder}: is the folder of another kind of output, {show(marked)}; name another folder"
         )
