@@ -51,6 +51,7 @@ from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
 from model import GPT
+from ops import IGNORE
 from optim import Muon, matrices_of, step_unless
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_meaning, check_same_weights
@@ -139,15 +140,13 @@ class Batch(NamedTuple):
 def load_batches(
     dataset: Dataset, config: TrainConfig, processes: Processes, same_length: bool, step: int
 ) -> list[Batch]:
-    """The batches of a step that this process reads, on the CPU, pinned for a GPU. They depend on
-    (seed, step) alone. same_length: pad rows of several lengths, so that compiled code serves all."""
+    """The batches of a step that this process computes, on the CPU, pinned for a GPU. They depend
+    on (seed, step) alone. same_length: pad rows of several lengths, so that compiled code serves
+    all."""
     micro_steps = config.gradient_accumulation_steps
-    rows = config.batch_size * micro_steps
-    n_labels = dataset.count_labels(
-        "train", step * rows, (step + 1) * rows, config.seed, config.block_size
-    )
-    batches = []
-    for m in range(processes.rank, micro_steps, processes.world_size):
+    n_labels = 0
+    own = []
+    for m in range(micro_steps):  # every process counts the labels of all
         inputs, targets = dataset.batch(
             "train",
             step,
@@ -158,8 +157,10 @@ def load_batches(
             micro_step=m,
             same_length=same_length,
         )
-        batches.append(Batch(m, processes.pin(inputs), processes.pin(targets), max(1, n_labels)))
-    return batches
+        n_labels += int((targets != IGNORE).sum())
+        if m % processes.world_size == processes.rank:
+            own.append((m, processes.pin(inputs), processes.pin(targets)))
+    return [Batch(*batch, max(1, n_labels)) for batch in own]
 
 
 def read_ahead(run: "Run", steps: Iterable[int]) -> Iterator[list[Batch]]:

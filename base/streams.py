@@ -14,33 +14,12 @@ import contextlib
 import errno
 import io
 import os
-import re
 import signal
 import sys
 from typing import Any
 
-from base.rules import escape
-
 # 128 + SIGPIPE, the status that a shell reports for other programs. Python ignores the signal
 READER_IS_GONE = 141
-
-
-# what a terminal obeys and does not show, but for line ends and tabs; the last two ranges turn the
-# direction of a text
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def without_controls(text: str) -> str:
-    """The text with its control characters escaped, as errors have them."""
-    return CONTROLS.sub(lambda found: escape(found[0]), text)
-
-
-class Printed(io.TextIOWrapper):
-    """Standard output, whose texts a terminal shows and does not obey: a name from somebody's file,
-    or what a model has drawn, moves no cursor and changes no colour."""
-
-    def write(self, text: str) -> int:
-        return super().write(without_controls(text))
 
 
 class Stream(io.FileIO):
@@ -49,10 +28,10 @@ class Stream(io.FileIO):
 
     is_needed = False
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Any) -> int | None:
         """Raises the OSError of a stream that is needed, or SystemExit where its reader is gone."""
         try:
-            written = super().write(data)
+            return super().write(data)
         except OSError as error:
             # whatever is printed from here on, at the exit of Python, too, goes nowhere and fails
             # no more
@@ -63,12 +42,7 @@ class Stream(io.FileIO):
                 raise SystemExit(READER_IS_GONE) from None
             if self.is_needed:
                 raise
-            if self.fileno() == 1:
-                tell(
-                    f"note: nothing can be printed on standard output ({error.strerror}); the work goes on without it"
-                )
             return len(data)
-        return len(data) if written is None else written  # None: a full pipe that lets nobody wait
 
 
 def open_streams(needs_stdout: bool = True) -> None:
@@ -76,42 +50,31 @@ def open_streams(needs_stdout: bool = True) -> None:
     needs_stdout: what the script prints is its result. It may be called again."""
     # a file that is opened later would get the number of a closed stream, and be printed into
     for number in (0, 1, 2):
-        if not is_open(number):
+        try:
+            os.fstat(number)
+        except OSError:
             # takes the lowest number that is free
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")
     # else somebody catches what is printed, as pytest does, or it is done already
     if sys.stdout is sys.__stdout__:
-        sys.stdout = on_stream(sys.stdout, 1, Printed)
+        sys.stdout = on_stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
-        sys.stderr = on_stream(sys.stderr, 2, io.TextIOWrapper)
+        sys.stderr = on_stream(2, sys.stderr)
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(raw, Stream):
         raw.is_needed = needs_stdout
 
 
-def is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
-
-
-def on_stream(before: Any, number: int, kind: type) -> Any:
-    """A text stream of this kind like the one before, that stands on a Stream. before: None for one
-    that was closed."""
-    if before is None:
-        # not `number`: a library may have opened a file under it by now
-        number = os.open(os.devnull, os.O_WRONLY)
-        encoding = "utf-8"
-    else:
-        before.flush()
-        encoding = before.encoding
+def on_stream(number: int, before: Any) -> io.TextIOWrapper:
+    """A text stream on a Stream, with the encoding of the one before, which is None if closed."""
+    encoding = before.encoding if before else "utf-8"
     buffer = io.BufferedWriter(Stream(number, "w", closefd=False))
     # a character that the terminal lacks is printed escaped; a file gets each line at once
-    return kind(buffer, encoding=encoding, errors="backslashreplace", line_buffering=True)
+    return io.TextIOWrapper(
+        buffer, encoding=encoding, errors="backslashreplace", line_buffering=True
+    )
 
 
 def tell(line: str) -> None:

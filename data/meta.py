@@ -95,12 +95,6 @@ def read_meta(folder: Path) -> dict:
     wrong = wrong_field(meta, {"kind": set(META)}) or wrong_field(meta, META[meta["kind"]])
     if wrong:
         raise UserError(f"{file}: {wrong}")
-    if meta["kind"] == "drawn":
-        task = meta["splits"]["train"]["drawn"]["task"]
-        n_ids = drawn.TASKS[task][2]
-        if meta["vocab_size"] != n_ids:
-            where = f"{file}: vocab_size={meta['vocab_size']}"
-            raise UserError(f"{where}: must be {n_ids}, the ids of task={task}")
     for entry in files_of(meta):
         name = entry["file"]
         if not FILE_NAME.fullmatch(name):

@@ -8,8 +8,7 @@ evaluation goes through a split.
 
     Stream     running text: an example is a window of block_size tokens
     Documents  the same text under mask_documents: an example is a document, or a part of a long one
-    Rows       separate rows with labels
-    Drawn      rows whose train split is drawn anew for every step
+    Rows       separate rows with labels, of files or drawn anew for every step
     Mixture    several of them, mixed by weight: "data/a:7,data/b:3"
 
 The examples of training have numbers 0, 1, 2, ..., over all epochs, and each is a pure function of
@@ -17,11 +16,11 @@ the seed and its number. data/meta.py says how a data set lies on disk.
 """
 
 import bisect
+import collections
 import functools
 import hashlib
 import itertools
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from base.files import find_data, how_to_prepare, is_no_file, parts_of_mixture, sha256_of_file
+from base.files import find_data, how_to_prepare, parts_of_mixture, sha256_of_file
 from base.rules import DataError, show
 from configurator import UserError
 from data import drawn
@@ -44,9 +43,8 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
     """A Dataset whose files have all been checked. Raises UserError, which names the file and what
     to do. mask_documents: a text is read by document; rows stay as they are."""
     if not str(path):
-        make = "python data/text/prepare.py FILE --tokenizer=CHECKPOINT --out_dir=FOLDER makes one"
         raise UserError(
-            f"dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER ({make})"
+            "dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER"
         )
     find_data(path)
     weights = parts_of_mixture(path)
@@ -58,14 +56,13 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
         meta = read_meta(folder)
         splits = meta["splits"]
         shards = {split: open_shards(folder, meta, facts) for split, facts in splits.items()}
-        if meta["kind"] == "examples":
+        if meta["kind"] != "stream":
             return Rows(folder, meta, shards)
-        if meta["kind"] == "drawn":
-            return Drawn(folder, meta, shards)
         documents = {split: open_documents(folder, facts) for split, facts in splits.items()}
         if mask_documents:
             return Documents(folder, meta, shards, documents)
-        return Stream(folder, meta, shards)
+        ends = {split: offsets[[0, -1]] for split, offsets in documents.items()}
+        return Stream(folder, meta, shards, ends)
     except UserError as error:
         raise DataError(str(error), how_to_prepare(folder)) from None
 
@@ -76,14 +73,12 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
 def open_shards(folder: Path, meta: dict, facts: dict) -> "Shards":
     """The shards of a split, each checked. facts: what meta.json says about the split."""
     arrays = []
-    paths = []
+    vocab_size = meta["vocab_size"]
     for entry in facts["shards"]:
         is_text = meta["kind"] == "stream"
         shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
-        vocab_size = meta["vocab_size"]
         arrays.append(open_file(folder, entry, dtype_of(vocab_size), shape, vocab_size))
-        paths.append(folder / entry["file"])
-    return Shards(arrays, paths)
+    return Shards(arrays)
 
 
 def open_documents(folder: Path, facts: dict) -> np.ndarray:
@@ -100,14 +95,12 @@ def open_file(folder: Path, entry: dict, dtype: np.dtype, shape: tuple, limit: i
     """A .npy file as a memory map, which reads a file that is replaced later as it was. Raises
     UserError if it is not what its entry in meta.json says, or a number is not below limit."""
     path = folder / entry["file"]
-    if is_no_file(path):
-        raise UserError(f"{path}: is a folder, a pipe or a device, and no file")
     try:
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
     except Exception as error:
         raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
-    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+    if array.dtype != dtype or array.shape != shape:
         raise UserError(
             f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}"
         )
@@ -122,9 +115,8 @@ def open_file(folder: Path, entry: dict, dtype: np.dtype, shape: tuple, limit: i
 class Shards:
     """The shards of a split, read as one array of tokens or of rows."""
 
-    def __init__(self, arrays: list[np.ndarray], paths: list[Path]):
+    def __init__(self, arrays: list[np.ndarray]):
         self.arrays = arrays
-        self.files = [(path, os.stat(path)) for path in paths]
         # where each shard begins, then the length of all
         self.starts = [0, *itertools.accumulate(len(array) for array in arrays)]
 
@@ -135,23 +127,11 @@ class Shards:
         """The tokens or rows start, ..., stop - 1, as many as there are, as int64."""
         first = bisect.bisect_right(self.starts, start) - 1
         last = bisect.bisect_left(self.starts, min(stop, len(self)))
-        for path, opened in self.files[first:last]:
-            refuse_cut_file(path, opened)
         parts = []
         for i in range(first, last):
             begin = self.starts[i]
             parts.append(self.arrays[i][max(start - begin, 0) : stop - begin])
         return np.concatenate(parts).astype(np.int64)
-
-
-def refuse_cut_file(path: Path, opened: os.stat_result) -> None:
-    """Raises UserError where a file was cut short since it was opened: to read what its map has lost
-    would end the process by SIGBUS. A file that was removed or replaced is still mapped as it was."""
-    if not os.path.exists(path):
-        return
-    now = os.stat(path)
-    if now.st_ino == opened.st_ino and now.st_size < opened.st_size:
-        raise UserError(f"{path}: was cut short after it was opened; prepare the data set again")
 
 
 # -- What all data sets have in common -----------------------------------------------------------
@@ -171,7 +151,8 @@ class Dataset:
     mask_documents: whether a text is read by document
     parts, weights: the data sets of a Mixture and their shares of the examples; else this one alone
 
-    The methods that raise NotImplementedError are those that each kind has in its own way.
+    The methods that raise NotImplementedError are those that each kind has in its own way. A place
+    is a row's number in its split, or the first token of a window.
     """
 
     kind = ""
@@ -190,13 +171,17 @@ class Dataset:
         self.first_ids = [0] if parameters.get("first_token") else []  # of data/backcopy
         self.alphabet = parameters.get("alphabet") if self.kind == "examples" else None
         self.slices: list[str] = []
-        means = [getattr(self, name) for name in MEANING]
-        contents = {split: self._contents(split) for split in self.splits}
-        text = json.dumps([*means, contents], sort_keys=True)
-        self.sha256 = hashlib.sha256(text.encode()).hexdigest()
         self.parts: list[Dataset] = [self]
         self.weights = [1.0]
         self._epoch = functools.lru_cache(maxsize=4)(self._draw_epoch)
+        contents = {}
+        for split, facts in meta["splits"].items():
+            contents[split] = [[shard["sha256"], shard.get("slice")] for shard in facts["shards"]]
+        if meta["kind"] == "drawn":
+            contents["train"] = meta["splits"]["train"]["drawn"]
+        means = [getattr(self, name) for name in MEANING]
+        text = json.dumps([*means, contents], sort_keys=True)
+        self.sha256 = hashlib.sha256(text.encode()).hexdigest()
 
     def facts(self, split: str) -> dict:
         """What meta.json says about a split. Raises UserError where there is no such split."""
@@ -213,20 +198,13 @@ class Dataset:
 
     def perfect_loss(self, split: str) -> float | None:
         """Nats a token of the predictor that knows how the rows were drawn, if meta.json gives it
-        for every shard."""
-        nats = 0.0
-        tokens = 0
-        for shard in self.facts(split)["shards"]:
-            if "perfect_loss" not in shard:
-                return None
-            nats += shard["perfect_loss"] * shard["tokens"]
-            tokens += shard["tokens"]
-        return nats / tokens
+        (data/backcopy, which has one shard a split)."""
+        return self.facts(split)["shards"][0].get("perfect_loss")
 
     def longest(self, split: str, block_size: int) -> int:
         """The length of the longest row; block_size for a stream. Raises UserError if it does not
         fit block_size."""
-        raise NotImplementedError
+        return block_size
 
     def examples_per_epoch(self, split: str, block_size: int) -> int:
         """The number of rows, sys.maxsize if they are drawn, or of windows. Raises UserError if
@@ -235,18 +213,18 @@ class Dataset:
 
     def tokens_per_example(self, split: str, block_size: int) -> float:
         """The mean length of an example."""
-        raise NotImplementedError
-
-    def count_labels(self, split: str, start: int, stop: int, seed: int, block_size: int) -> int:
-        """How many labels the examples start, ..., stop - 1 of training have. None of them is read."""
-        raise NotImplementedError
+        return self.longest(split, block_size)
 
     def examples(
         self, split: str, start: int, stop: int, seed: int, block_size: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """(inputs, targets) of the examples start, ..., stop - 1 of training, each (T,) int64."""
-        places = self._places_of(split, start, stop, seed, block_size)
-        return [self._example(split, place, block_size) for place in places]
+        n = self.examples_per_epoch(split, block_size)
+        examples = []
+        for number in range(start, stop):
+            epoch = self._epoch(split, seed, number // n, n, block_size)
+            examples.append(self._example(split, epoch[number % n], block_size))
+        return examples
 
     def batch(
         self,
@@ -305,7 +283,9 @@ class Dataset:
             if tokens is not None:
                 n = -(-tokens * len(places) // n_tokens)  # rounded up
                 places = evenly_spread(places, min(n, len(places)))
-            places = self._in_reading_order(split, places, block_size)
+            if isinstance(self, Documents):  # the longest first: those of a batch are about as long
+                lengths = self._lengths(split, places, block_size)
+                places = places[np.argsort(-lengths, kind="stable")]
             for i in range(0, len(places), batch_size):
                 batches.append((name, places[i : i + batch_size]))
         n_batches = len(batches)
@@ -313,30 +293,15 @@ class Dataset:
         batches += [(name, places[:1])] * (-n_batches % world_size)
         for i in range(rank, len(batches), world_size):
             name, places = batches[i]
-            inputs, targets = self._eval_batch(split, places, block_size, stride)
+            examples = [self._example(split, place, block_size) for place in places]
+            inputs, targets = self._eval_batch(split, places, examples, block_size, stride)
             if i >= n_batches:
                 targets[:] = IGNORE
             yield inputs, targets, name
 
-    def _contents(self, split):
-        """What sha256 covers of a split."""
-        shards = self.meta["splits"][split]["shards"]
-        return [[shard["sha256"], shard.get("slice")] for shard in shards]
-
-    # A place is the row's number in its split, or the first token of a window.
-
-    def _places_of(self, split, start, stop, seed, block_size):
-        """The places of the examples start, ..., stop - 1 of training."""
-        n = self.examples_per_epoch(split, block_size)
-        places = []
-        for number in range(start, stop):
-            epoch = self._epoch(split, seed, number // n, n, block_size)
-            places.append(epoch[number % n])
-        return places
-
     def _draw_epoch(self, split, seed, epoch, n, block_size):
         """(n,): the places of an epoch's examples, in its order. Called as _epoch, which remembers."""
-        raise NotImplementedError
+        return np.random.default_rng([seed, epoch]).permutation(n)
 
     def _example(self, split, place, block_size):
         """(inputs, targets) of the example at a place."""
@@ -346,13 +311,9 @@ class Dataset:
         """{slice: its places in the order of the split}."""
         raise NotImplementedError
 
-    def _in_reading_order(self, split, places, block_size):
-        """The places of a slice, in the order in which an evaluation reads them."""
-        return places
-
-    def _eval_batch(self, split, places, block_size, stride):
+    def _eval_batch(self, split, places, examples, block_size, stride):
         """(inputs, targets) of a batch of an evaluation, each (B, T)."""
-        raise NotImplementedError
+        return collate(examples)
 
 
 def evenly_spread(places: np.ndarray, n: int) -> np.ndarray:
@@ -381,29 +342,20 @@ class Stream(Dataset):
 
     kind = "stream"
 
-    def __init__(self, folder: Path, meta: dict, shards: dict[str, Shards]):
+    def __init__(
+        self, folder: Path, meta: dict, shards: dict[str, Shards], offsets: dict[str, np.ndarray]
+    ):
+        """offsets: {split: where its texts begin, each of which is read alone, then its length}."""
         super().__init__(folder, meta, shards)
-        # {split: where its texts begin, each of which is read alone, then its length}
-        self.offsets = {split: np.array([0, len(of_split)]) for split, of_split in shards.items()}
+        self.offsets = offsets
         self._windows = functools.lru_cache(maxsize=4)(self._find_windows)
 
-    def longest(self, split, block_size):
-        self.facts(split)  # raises where there is no such split
-        return block_size
-
     def examples_per_epoch(self, split, block_size):
-        self.facts(split)
-        n = len(self.shards[split])
+        n = self.facts(split)["tokens"]
         if n <= block_size:
             needed = f"fewer than block_size + 1 = {block_size + 1}"
             raise DataError(f"{self.folder}: {split} has {n} tokens, {needed}")
         return (n - 1) // block_size
-
-    def tokens_per_example(self, split, block_size):
-        return self.longest(split, block_size)
-
-    def count_labels(self, split, start, stop, seed, block_size):
-        return (stop - start) * block_size
 
     def _draw_epoch(self, split, seed, epoch, n, block_size):
         rng = np.random.default_rng([seed, epoch])
@@ -428,27 +380,25 @@ class Stream(Dataset):
         """(windows,): where the windows of an evaluation begin: at a text's start, then every
         `stride` tokens until each token but the text's first is a target. Called as _windows, which
         remembers. Raises UserError where there is none."""
-        offsets = self.offsets[split]
-        targets = np.diff(offsets) - 1  # (texts,); -1 for an empty one
-        more = -(-(targets - block_size) // stride)  # windows behind the first, rounded up
-        counts = np.where(targets > 0, 1 + np.maximum(0, more), 0)
-        if not counts.any():
+        self.facts(split)  # raises where there is no such split
+        places: list[int] = []
+        for start, stop in itertools.pairwise(self.offsets[split].tolist()):
+            n_targets = stop - start - 1
+            if n_targets > 0:
+                behind_the_first = max(0, n_targets - block_size)
+                places.extend(range(start, start + behind_the_first + stride, stride))
+        if not places:
             raise DataError(
                 f"{self.folder}: no text of {split} has two tokens, so there is nothing to predict"
             )
-        # for each window: where its text begins, and how many windows the texts before have
-        begins = np.repeat(offsets[:-1], counts)
-        n_before = np.repeat(counts.cumsum() - counts, counts)
-        return begins + stride * (np.arange(len(begins)) - n_before)
+        return np.array(places)
 
     def _places_of_slices(self, split, block_size, stride):
         return {None: self._windows(split, block_size, stride)}
 
-    def _eval_batch(self, split, places, block_size, stride):
-        examples = [self._example(split, place, block_size) for place in places]
+    def _eval_batch(self, split, places, examples, block_size, stride):
         inputs, targets = collate(examples, 0 if self.mask_documents else block_size)
-        offsets = self.offsets[split]
-        is_first = offsets[np.searchsorted(offsets, places)] == places  # a text begins there
+        is_first = np.isin(places, self.offsets[split])  # a text begins there
         # what a later window has in common with the one before it was scored there
         targets[np.flatnonzero(~is_first), : block_size - stride] = IGNORE
         return inputs, targets
@@ -460,42 +410,24 @@ class Documents(Stream):
 
     mask_documents = True
 
-    def __init__(
-        self, folder: Path, meta: dict, shards: dict[str, Shards], documents: dict[str, np.ndarray]
-    ):
-        """documents: {split: where its documents begin, then its length}."""
-        super().__init__(folder, meta, shards)
-        self.offsets = documents
-
     def examples_per_epoch(self, split, block_size):
-        self.facts(split)
         return len(self._windows(split, block_size, block_size))
 
     def tokens_per_example(self, split, block_size):
-        self.facts(split)
         windows = self._windows(split, block_size, block_size)
         return float(self._lengths(split, windows, block_size).mean())
-
-    def count_labels(self, split, start, stop, seed, block_size):
-        places = self._places_of(split, start, stop, seed, block_size)
-        return int(self._lengths(split, places, block_size).sum())
 
     def _draw_epoch(self, split, seed, epoch, n, block_size):
         order = np.random.default_rng([seed, epoch]).permutation(n)
         return self._windows(split, block_size, block_size)[order]
-
-    def _in_reading_order(self, split, places, block_size):
-        """The longest windows first: those of about the same length share a batch, and little is
-        padded."""
-        lengths = self._lengths(split, places, block_size)
-        return places[np.argsort(-lengths, kind="stable")]
 
 
 # -- Rows ----------------------------------------------------------------------------------------
 
 
 class Rows(Dataset):
-    """Separate rows of tokens and labels. An epoch of training is all rows in a random order."""
+    """Separate rows of tokens and labels. An epoch of training is all rows in a random order; or
+    data/drawn.py draws the rows of training, each once."""
 
     kind = "examples"
 
@@ -505,14 +437,26 @@ class Rows(Dataset):
             for shard in facts["shards"]:
                 if shard["slice"] not in self.slices:
                     self.slices.append(shard["slice"])
-        self._labels_of_rows = functools.lru_cache(maxsize=4)(self._count_labels_of_rows)
+
+    def _drawn(self, split):
+        """How the rows of a split are drawn; None for files."""
+        if self.meta["kind"] == "drawn" and split == "train":
+            return self.meta["splits"]["train"]["drawn"]
+        return None
+
+    def facts(self, split):
+        if self._drawn(split):
+            raise UserError(
+                f"{self.folder}: train has no end: its rows are drawn anew; take split=val"
+            )
+        return super().facts(split)
 
     def longest(self, split, block_size):
-        length = max(shard["seq_len"] for shard in self.facts(split)["shards"])
-        return self._check_length(split, length, block_size)
-
-    def _check_length(self, split, length, block_size):
-        """The length of a split's longest row. Raises UserError where it does not fit block_size."""
+        how = self._drawn(split)
+        if how:
+            length = how["length"]
+        else:
+            length = max(shard["seq_len"] for shard in self.facts(split)["shards"])
         if length > block_size:
             raise DataError(
                 f"{self.folder}: {split} has rows of {length} tokens; block_size={block_size} is too small"
@@ -521,97 +465,38 @@ class Rows(Dataset):
 
     def examples_per_epoch(self, split, block_size):
         self.longest(split, block_size)  # raises where a row does not fit
-        return len(self.shards[split])
+        return sys.maxsize if self._drawn(split) else len(self.shards[split])
 
     def tokens_per_example(self, split, block_size):
+        if self._drawn(split):
+            return self.longest(split, block_size)
         facts = self.facts(split)
         return facts["tokens"] / facts["rows"]
 
-    def count_labels(self, split, start, stop, seed, block_size):
-        places = self._places_of(split, start, stop, seed, block_size)
-        return int(self._labels_of_rows(split)[places].sum())
-
-    def _count_labels_of_rows(self, split):
-        """(rows,): the number of labels of each row. Called as _labels_of_rows, which remembers:
-        it reads all rows."""
-        counts = []
-        for rows in self.shards[split].arrays:
-            counts.append(np.count_nonzero(rows[:, 1], axis=1))
-        return np.concatenate(counts)
-
-    def _draw_epoch(self, split, seed, epoch, n, block_size):
-        return np.random.default_rng([seed, epoch]).permutation(n)
+    def examples(self, split, start, stop, seed, block_size):
+        how = self._drawn(split)
+        if not how:
+            return super().examples(split, start, stop, seed, block_size)
+        key = f"{how['seed']} {seed}"
+        tokens, labels = drawn.rows(how["task"], how["length"], key, start, stop - start)
+        return list(zip(tokens, targets_of(labels), strict=True))
 
     def _example(self, split, place, block_size):
         tokens, labels = self.shards[split].read(place, place + 1)[0]
-        return tokens, np.where(labels == 0, IGNORE, labels)
+        return tokens, targets_of(labels)
 
     def _places_of_slices(self, split, block_size, stride):
-        places = {}
+        places = collections.defaultdict(list)
         start = 0
         for entry in self.facts(split)["shards"]:
             stop = start + entry["rows"]
-            places.setdefault(entry["slice"], []).extend(range(start, stop))
+            places[entry["slice"]].extend(range(start, stop))
             start = stop
         return {name: np.array(of_slice) for name, of_slice in places.items()}
 
-    def _eval_batch(self, split, places, block_size, stride):
-        return collate([self._example(split, place, block_size) for place in places])
 
-
-class Drawn(Rows):
-    """Rows of which those of training are drawn by data/drawn.py, each once. The other splits are
-    files."""
-
-    def __init__(self, folder: Path, meta: dict, shards: dict[str, Shards]):
-        super().__init__(folder, meta, shards)
-        how = meta["splits"]["train"]["drawn"]
-        self.task = how["task"]
-        self.length = how["length"]
-        self.seed = how["seed"]
-
-    def facts(self, split):
-        if split == "train":
-            raise UserError(
-                f"{self.folder}: train has no end: its rows are drawn anew; take split=val"
-            )
-        return super().facts(split)
-
-    def _contents(self, split):
-        if split != "train":
-            return super()._contents(split)
-        return self.meta["splits"]["train"]["drawn"]
-
-    def longest(self, split, block_size):
-        if split != "train":
-            return super().longest(split, block_size)
-        return self._check_length(split, self.length, block_size)
-
-    def examples_per_epoch(self, split, block_size):
-        if split != "train":
-            return super().examples_per_epoch(split, block_size)
-        self.longest(split, block_size)
-        return sys.maxsize
-
-    def tokens_per_example(self, split, block_size):
-        if split != "train":
-            return super().tokens_per_example(split, block_size)
-        return self.longest(split, block_size)
-
-    def count_labels(self, split, start, stop, seed, block_size):
-        if split != "train":
-            return super().count_labels(split, start, stop, seed, block_size)
-        # labels stand at the same positions of every row
-        _, labels = drawn.rows(self.task, self.length, "", 0, 1)
-        return (stop - start) * int(np.count_nonzero(labels))
-
-    def examples(self, split, start, stop, seed, block_size):
-        if split != "train":
-            return super().examples(split, start, stop, seed, block_size)
-        key = f"{self.seed} {seed}"
-        tokens, labels = drawn.rows(self.task, self.length, key, start, stop - start)
-        targets = np.where(labels == 0, IGNORE, labels)
-        return list(zip(tokens, targets, strict=True))
+def targets_of(labels: np.ndarray) -> np.ndarray:
+    return np.where(labels == 0, IGNORE, labels)
 
 
 # -- Mixtures ------------------------------------------------------------------------------------
@@ -626,21 +511,17 @@ class Mixture(Dataset):
     """
 
     def __init__(self, name: str, parts: list[Dataset], shares: list[int]):
-        first = parts[0]
         for what in MEANING:
-            ours = getattr(first, what)
-            setattr(self, what, ours)
-            for part in parts:
-                theirs = getattr(part, what)
-                if theirs != ours:
-                    two = f"{what}={show(ours)} and {what}={show(theirs)}"
-                    raise UserError(
-                        f"{first.folder} and {part.folder} cannot be mixed: they have {two}"
-                    )
+            values = [getattr(part, what) for part in parts]
+            if values != values[:1] * len(parts):
+                raise UserError(
+                    f"{name}: cannot be mixed: {what} differs ({', '.join(map(show, values))})"
+                )
+            setattr(self, what, values[0])
         self.folder = Path(name)
         self.name = f"mixture of {len(parts)}"
         self.meta = {"parameters": {}}
-        self.mask_documents = first.mask_documents
+        self.mask_documents = parts[0].mask_documents
         self.slices = max((part.slices for part in parts), key=len)
         self.parts = parts
         self.shares = tuple(shares)
@@ -649,11 +530,10 @@ class Mixture(Dataset):
         self.sha256 = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
 
     def counts(self, split):
-        total = {}
+        total = collections.Counter()
         for part in self.parts:
-            for name, n in part.counts(split).items():
-                total[name] = total.get(name, 0) + n
-        return total
+            total.update(part.counts(split))
+        return dict(total)
 
     def perfect_loss(self, split):
         return None
@@ -665,39 +545,23 @@ class Mixture(Dataset):
         return sum(part.examples_per_epoch(split, block_size) for part in self.parts)
 
     def tokens_per_example(self, split, block_size):
-        mean = 0.0
-        for part, weight in zip(self.parts, self.weights, strict=True):
-            mean += weight * part.tokens_per_example(split, block_size)
-        return mean
-
-    def count_labels(self, split, start, stop, seed, block_size):
-        _, ranges = self._deal(start, stop, seed)
-        n = 0
-        for part, (first, end) in zip(self.parts, ranges, strict=True):
-            n += part.count_labels(split, first, end, seed, block_size)
-        return n
+        of_parts = [part.tokens_per_example(split, block_size) for part in self.parts]
+        return float(np.dot(self.weights, of_parts))
 
     def examples(self, split, start, stop, seed, block_size):
-        order, ranges = self._deal(start, stop, seed)
-        of_parts = []
-        for part, (first, end) in zip(self.parts, ranges, strict=True):
-            of_parts.append(iter(part.examples(split, first, end, seed, block_size)))
-        return [next(of_parts[d]) for d in order]
-
-    def _deal(self, start, stop, seed):
-        """How the examples start, ..., stop - 1 are dealt: the number of each one's part, and for
-        each part (first, end): it gives its own examples first, ..., end - 1."""
+        # the number of the part of each example, from the first of the block of `start` on
         size = sum(self.shares)
-        block = start // size  # before it, part d has given shares[d] * block examples
+        block = start // size
         blocks = range(block, -(-stop // size))
         order = np.concatenate([draw_block(seed, b, self.shares) for b in blocks])
-        before = order[: start - block * size]
-        order = order[len(before) : len(before) + stop - start]
-        ranges = []
-        for d, share in enumerate(self.shares):
-            first = share * block + np.count_nonzero(before == d)
-            ranges.append((first, first + np.count_nonzero(order == d)))
-        return order.tolist(), ranges
+        before, order = np.split(order[: stop - block * size], [start - block * size])
+        of_parts = []
+        for d, part in enumerate(self.parts):
+            # the blocks before have shares[d] each of its examples
+            first = int(self.shares[d] * block + np.count_nonzero(before == d))
+            last = int(first + np.count_nonzero(order == d))
+            of_parts.append(iter(part.examples(split, first, last, seed, block_size)))
+        return [next(of_parts[d]) for d in order]
 
 
 @functools.lru_cache(maxsize=4)

@@ -33,7 +33,6 @@ TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
 BPE_PIECES = 25_000  # a BPE is trained on the first pieces of the texts
 BPE_PIECE = 4_096  # characters of a piece, at most
-INSTALL = "tokenizers is not installed: pip install tokenizers"
 CHOICES = (
     "byte, gpt2, bpe:N (N ids, trained on the text for training), or a folder with a tokenizer.json"
 )
@@ -45,31 +44,15 @@ def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
     if "alphabet" in data:
         return AlphabetTokenizer(data["alphabet"])
     folder = path if os.path.isdir(path) else os.path.dirname(path)
-    name = data.get("tokenizer", "")
-    if name not in TOKENIZERS and not name.startswith(f"{TOKENIZER_FILE} "):
-        raise UserError(
-            f"{path}: names no tokenizer of text ({name or 'none'}); an import needs its tokenizer.json"
-        )
-    return get_tokenizer(name, [folder, data.get("path") or "."])
+    return get_tokenizer(data.get("tokenizer", ""), [folder, data.get("path") or "."])
 
 
-def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
-    """The tokenizer of that name, whose tokenizer.json may lie in `folders`. Raises UserError if it
-    cannot be had."""
-    if name in TOKENIZERS:
-        return TOKENIZERS[name]()
-    if not name.startswith(f"{TOKENIZER_FILE} "):
-        raise UserError(f"tokenizer {name!r}: must be {CHOICES}")
-    for folder in folders:
-        file = Path(folder) / TOKENIZER_FILE
-        if os.path.isfile(file):
-            tokenizer = FileTokenizer(file)
-            if tokenizer.name == name:
-                return tokenizer
-    where = ", ".join(str(folder) or "." for folder in folders)
-    raise UserError(
-        f"{name!r}: the {TOKENIZER_FILE} with this sha256 is not in {where}; copy it there"
-    )
+def tokenizer_of(dataset) -> Any:
+    """The tokenizer of an open data set (shards.Dataset). Raises UserError as get_tokenizer
+    does."""
+    if dataset.alphabet is not None:
+        return AlphabetTokenizer(dataset.alphabet)
+    return get_tokenizer(dataset.tokenizer, [dataset.folder])
 
 
 def choose_tokenizer(choice: str, texts: Iterable[str]) -> Any:
@@ -82,43 +65,57 @@ def choose_tokenizer(choice: str, texts: Iterable[str]) -> Any:
     return get_tokenizer(choice)
 
 
-def tokenizer_of(dataset) -> Any:
-    """The tokenizer of an open data set (shards.Dataset). Raises UserError as get_tokenizer
-    does."""
-    if dataset.alphabet is not None:
-        return AlphabetTokenizer(dataset.alphabet)
-    return get_tokenizer(dataset.tokenizer, [dataset.folder])
+def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
+    """The tokenizer of that name, whose tokenizer.json may lie in `folders`. Raises UserError if it
+    cannot be had."""
+    if name in TOKENIZERS:
+        return TOKENIZERS[name]()
+    if not name.startswith(f"{TOKENIZER_FILE} "):
+        raise UserError(f"tokenizer {name!r}: is no tokenizer of text, which is {CHOICES}")
+    for folder in folders:
+        file = Path(folder) / TOKENIZER_FILE
+        if file.is_file():
+            tokenizer = FileTokenizer(file)
+            if tokenizer.name == name:
+                return tokenizer
+    where = ", ".join(str(folder) or "." for folder in folders)
+    raise UserError(
+        f"{name!r}: the {TOKENIZER_FILE} with this sha256 is not in {where}; copy it there"
+    )
 
 
-class AlphabetTokenizer:
+class Tokenizer:
+    """What all have in common. A kind has encode_array, decode_bytes and vocab_size."""
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> np.ndarray:
+        raise NotImplementedError
+
+
+class AlphabetTokenizer(Tokenizer):
     """Characters as the ids 1, 2, ...; 0 is <s>, which may begin a row and is decoded as
     nothing."""
 
     def __init__(self, alphabet: str):
         self.alphabet = alphabet
         self.vocab_size = len(alphabet) + 1
-        self._ids = {character: i for i, character in enumerate(alphabet, start=1)}
 
-    def encode(self, text: str) -> list[int]:
+    def encode_array(self, text: str) -> np.ndarray:
         """Raises UserError for a character that is not in the alphabet."""
-        ids = []
-        for character in text:
-            if character not in self._ids:
-                known = len(self.alphabet)
-                raise UserError(f"{character!r} is not among the {known} characters of the data")
-            ids.append(self._ids[character])
-        return ids
+        strange = sorted(set(text) - set(self.alphabet))
+        if strange:
+            raise UserError(f"{strange[0]!r} is not among the characters of the data")
+        return np.array([1 + self.alphabet.index(character) for character in text], np.int64)
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return "".join(self.alphabet[i - 1] for i in ids if i > 0).encode(errors="replace")
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     name = "byte"
     vocab_size = 256
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
@@ -127,7 +124,7 @@ class ByteTokenizer:
         return bytes(ids)
 
 
-class GPT2Tokenizer:
+class GPT2Tokenizer(Tokenizer):
     name = "gpt2"
     vocab_size = 50257
 
@@ -137,9 +134,6 @@ class GPT2Tokenizer:
         advice = "set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached its files on another machine"
         with one_line(f"tokenizer gpt2: cannot be had; {advice}"):
             self.encoding = tiktoken.get_encoding("gpt2")
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
         """Raises UserError for a text on which tiktoken fails, as one of a million spaces in a
@@ -156,6 +150,12 @@ def name_of_file(content: bytes) -> str:
     return f"{TOKENIZER_FILE} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
+def import_tokenizers() -> Any:
+    with one_line("tokenizers is not installed: pip install tokenizers", ImportError):
+        import tokenizers
+    return tokenizers
+
+
 def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
     """A byte-level BPE, with GPT-2's borders of words; of fewer ids than asked for where the text
     has no more pairs."""
@@ -164,13 +164,12 @@ def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
         raise UserError(
             f"tokenizer {choice!r}: write the number of ids, at least 257, as in bpe:4096"
         )
-    with one_line(f"{choice}: {INSTALL}"):
-        import tokenizers
-    letters = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library = import_tokenizers()
+    letters = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = letters
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
+    made.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
         vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False
     )
     made.train_from_iterator(itertools.islice(pieces_of(texts), BPE_PIECES), trainer)
@@ -184,26 +183,22 @@ def pieces_of(texts: Iterable[str]) -> Iterator[str]:
             yield text[start : start + BPE_PIECE]
 
 
-class FileTokenizer:
+class FileTokenizer(Tokenizer):
     """The tokenizer of a tokenizer.json, as `tokenizers` computes it: byte-level BPE, or pieces
     with byte fallback."""
 
     def __init__(self, file: Path | str, content: bytes | None = None):
-        with one_line(f"{file}: {INSTALL}"):
-            import tokenizers
-        self.file = file
+        library = import_tokenizers()
         self.content = content or read_regular(file, MOST_TOKENIZER)
         self.name = name_of_file(self.content)
         with one_line(f"{file}: damaged, or no tokenizer"):
             about = json.loads(self.content)
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(self.content)
+            self._tokenizer = library.Tokenizer.from_buffer(self.content)
             self._added = {entry["id"] for entry in about["added_tokens"]}
-            decoder = about.get("decoder") or {}
             # one decoder, or a sequence of several
-            decoders = [decoder, *decoder.get("decoders", ())]
-            kinds = {part["type"] for part in decoders if part}
-        self._is_bytes = "ByteLevel" in kinds
-        if not self._is_bytes and "ByteFallback" not in kinds:
+            decoders = json.dumps(about["decoder"])
+        self._is_bytes = '"ByteLevel"' in decoders
+        if not self._is_bytes and '"ByteFallback"' not in decoders:
             raise UserError(
                 f"{file}: its tokens are neither bytes nor pieces with byte fallback: only those are read"
             )
@@ -212,32 +207,19 @@ class FileTokenizer:
         self._tokenizer.no_padding()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
 
-    def __reduce__(self):
-        """In another process: the library's own copy would forget encode_special_tokens."""
-        return FileTokenizer, (self.file, self.content)
-
-    def encode(self, text: str) -> list[int]:
-        """Raises UserError for a text on which the tokenizer fails."""
-        return self._encode(text, with_special=False)
+    def encode_array(self, text: str) -> np.ndarray:
+        return np.array(self._encode(text, with_special=False), dtype_of(self.vocab_size))
 
     def _encode(self, text, with_special):
-        with one_line(f"{self.file}: fails on a text of {len(text):,} characters"):
-            # fast: no offsets
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=with_special)[0].ids
+        # fast: no offsets
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=with_special)[0].ids
 
     def first_ids(self) -> list[int]:
         """The ids that its post-processor puts before a text, as Llama's <|begin_of_text|>: not
         those behind it."""
-        text = "a"
-        plain = self._encode(text, with_special=False)
-        whole = self._encode(text, with_special=True)
-        for n in range(len(whole)):
-            if whole[n : n + len(plain)] == plain:
-                return whole[:n]
-        return []
-
-    def encode_array(self, text: str) -> np.ndarray:
-        return np.array(self.encode(text), dtype_of(self.vocab_size))
+        first, *_ = self._encode("a", with_special=False)
+        whole = self._encode("a", with_special=True)
+        return whole[: whole.index(first)]
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         return b"".join(self._bytes_of(token) for token in ids)

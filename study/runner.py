@@ -67,7 +67,7 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
     # one without a marker may be results/NAME of a clone: it has our rows
     files.claim(out_dir, "experiment", config.overwrite or bool(read_rows(out_dir)))
     if config.run:
-        files.check_to_append(out_dir / "rows.jsonl")
+        files.check_place(out_dir / "rows.jsonl")
         files.check_inside(out_dir, folders=["locks"])
     plan = Plan(config, read_rows(out_dir))
     check_rows(config, plan, out_dir)

@@ -96,7 +96,7 @@ def test_a_save_that_fails_midway_leaves_the_old_checkpoint_and_no_other_file(fi
 def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, helpers):
     for content in (b"", b"PK", b"garbage" * 99, pickle.dumps({"model": 1}), b"\x80\x1f." * 9):
         (tmp_path / "ckpt.pt").write_bytes(content)
-        assert helpers.error_of(load, tmp_path).endswith("ckpt.pt: cut short, damaged, or no checkpoint")
+        assert "ckpt.pt: damaged, or no checkpoint of tensors" in helpers.error_of(load, tmp_path)
 
 
 def test_every_flipped_bit_of_a_tensor_is_found(file, helpers):
@@ -112,7 +112,7 @@ def test_every_flipped_bit_of_a_tensor_is_found(file, helpers):
 @pytest.mark.parametrize("where", ["model", "extra"])
 def test_a_checkpoint_that_would_run_code_is_refused_and_does_not(tmp_path, helpers, where):
     torch.save(make() | {where: Malicious(tmp_path / "made")}, tmp_path / "ckpt.pt")
-    assert "refused, it is damaged or holds more than tensors and plain values" in helpers.error_of(load, tmp_path)
+    assert "damaged, or no checkpoint of tensors and plain values" in helpers.error_of(load, tmp_path)
     assert not (tmp_path / "made").exists()
     torch.load(tmp_path / "ckpt.pt", weights_only=False)  # with the one wrong flag it would have
     assert (tmp_path / "made").exists()

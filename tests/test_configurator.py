@@ -110,11 +110,11 @@ WRONG = [  # (key, what is allowed, {text: how the message shows the value})
     ("batch_size", "a whole number of at least 1 and at most 1000000", {"0": 0, "1000001": 1000001}),
     ("n_layer", "a whole number of at least 1", {"0": 0, "1.5": 1.5}),
     ("n_layer", f"a whole number of at least 1{DIGITS}", {"": "''", "inf": "'inf'", "2**64": "'2**64'", "9k": "'9k'"}),
-    ("n_layer", "a whole number of at least 1 and at most 9223372036854775807", {"1e19": 10**19, str(2**63): 2**63}),
+    ("n_layer", "a whole number of at least 1", {"1e19": 10**19, str(2**63): 2**63}),
     ("dropout", "a number of at least 0 and below 1", {"1": 1.0, "-1": -1.0, "none": None}),
     ("learning_rate", "a number above 0", {"0": 0.0, "True": True}),
     ("learning_rate", f"a number above 0{DIGITS}", {"nan": "'nan'"}),
-    ("learning_rate", "a number above 0 and at most 3.4028234663852886e+38", {"1e999": math.inf, "1e39": 1e39}),
+    ("learning_rate", "a number above 0", {"1e999": math.inf, "1e39": 1e39}),
     ("grad_clip", "a number above 0, or None", {"-1": -1.0}),
     ("gated", "true or false", {"maybe": "'maybe'", "2": 2, "[]": []}),
     ("device", "one of auto, cpu, cuda, mps (did you mean 'cuda'?)", {"gpu": "'gpu'", "CUDA": "'CUDA'"}),
@@ -227,7 +227,7 @@ NOT_ALLOWED = [
         (b"x = '\xff'", "a.py line 1: (unicode error)"),
         ("include = 'a.py'", "its include leads back to it"),
         ("x = {'a': 1, 'a': 2}", "the key 'a' stands there twice"),
-        ("#" * (1 << 20) + "\n", "which is too large for a file of this kind"),
+        ("#" * (1 << 20) + "\n", "is too large for a file of this kind"),
         *((f"n_layer = {part}", "a.py") for part in ("9" * 5000, "[" * 50_000, "1+" * 50_000 + "1")),
     ],
     ids=lambda text: str(text)[:20],
@@ -274,13 +274,6 @@ def test_run_turns_an_error_into_one_line_and_a_status(local_rank, capsys, monke
         printed = capsys.readouterr().err
         assert ended.value.code == status
         assert printed.startswith(stderr) if stderr.startswith("Traceback") else printed == stderr
-
-
-def test_a_terminal_shows_what_is_printed_and_does_not_obey_it():
-    text = "a\x1b[2Jb\r\x00\x9b\u202ec\td\u200c 名🙂\n"
-    code = f"import configurator\nconfigurator.run(lambda argv: print({text!r}, end=''))"
-    ended = Helpers.script("-X", "utf8", "-c", code)
-    assert ended.stdout.decode() == r"a\x1b[2Jb\r\x00\x9b\u202ec" + "\td\u200c 名🙂\n"
 
 
 TORCH = """# a file that scripts import in place of torch

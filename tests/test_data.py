@@ -45,10 +45,9 @@ def stream(n, cuts=(), name="x", first=1000, documents=None):
     parts = [part for part in np.split(np.arange(first, first + n, dtype=np.uint16), sorted(cuts)) if len(part)]
     facts = {"tokens": n, "shards": [{"sha256": ""}] * len(parts)}
     meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
-    shards = {"train": Shards(parts, paths=[])}
-    if documents is None:
-        return Stream(Path(name), meta, shards)
-    return Documents(Path(name), meta, shards, {"train": np.array(documents)})
+    shards = {"train": Shards(parts)}
+    kind = Stream if documents is None else Documents
+    return kind(Path(name), meta, shards, {"train": np.array(documents or [0, n])})
 
 
 def rows_of(dataset, split, seed, steps, **sizes):
@@ -57,8 +56,6 @@ def rows_of(dataset, split, seed, steps, **sizes):
     for step, micro_step in itertools.product(steps, range(parts)):
         inputs, targets = dataset.batch(split, step, seed=seed, micro_step=micro_step, **sizes)
         rows += [(tuple(x), tuple(y)) for x, y in zip(inputs.tolist(), targets.tolist(), strict=True)]
-        first, count = (step * parts + micro_step) * len(inputs), int((targets != IGNORE).sum())
-        assert dataset.count_labels(split, first, first + len(inputs), seed, sizes["block_size"]) == count
     return rows
 
 
@@ -243,12 +240,12 @@ def test_a_damaged_folder_is_one_line_that_names_the_file_and_the_way_out(folder
     assert message.startswith(str(folder)) and message.endswith("; run python data/text/prepare.py")
 
 
-@pytest.mark.parametrize(("renames", "is_kept"), [(3, True), (6, False), (10, False)])
+@pytest.mark.parametrize(("renames", "is_kept"), [(0, True), (2, False), (5, False)])
 def test_a_kill_leaves_the_old_data_set_or_one_that_is_refused(folder, tmp_path, monkeypatch, renames, is_kept):
     file, before, rename, done = tmp_path / "a.txt", contents_of(folder), os.replace, []
     file.write_text("a\nb\n")
 
-    def killed(source, target):  # the mark of .new, four files and meta.json are written, and the last five then moved
+    def killed(source, target):  # meta.json is written, and then four files and meta.json are moved
         if len(done) == renames:
             raise KeyboardInterrupt
         done.append(target)

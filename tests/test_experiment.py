@@ -375,7 +375,7 @@ def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, 
         folder.mkdir()
         (folder / name).write_text(content)
         said = helpers.error_of(run, folder, seeds="0")
-        assert "holds what is not of an experiment" in said or "line 1: it has no arm" in said
+        assert "holds what is not of this project" in said or "line 1: it has no arm" in said
         assert [file.read_text() for file in folder.iterdir()] == [content] and not started
 
 

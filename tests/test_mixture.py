@@ -62,10 +62,10 @@ def two(text, tmp_path):
 def test_what_cannot_be_mixed_is_one_line_that_names_both(two, mqar, tmp_path):
     assert "nowhere/meta.json: no such file" in error_of(find_data, f"{two[0]}:1,nowhere:1")
     message = error_of(open_dataset, f"{two[0]}:1,{mqar}:1")
-    assert f"{two[0]} and {mqar} cannot be mixed" in message and "kind='stream' and kind='examples'" in message
+    assert f"{two[0]}:1,{mqar}:1: cannot be mixed: kind differs ('stream', 'examples')" in message
     other = Path(shutil.copytree(two[1], tmp_path / "other"))
     (other / "meta.json").write_text((other / "meta.json").read_text().replace('"byte"', '"bytes"'))
-    assert "tokenizer='byte' and tokenizer='bytes'" in error_of(open_dataset, f"{two[0]}:1,{two[1]}:1,{other}:1")
+    assert "tokenizer differs ('byte', 'byte', 'bytes')" in error_of(open_dataset, f"{two[0]}:1,{two[1]}:1,{other}:1")
 
 
 def test_a_run_is_scored_by_part_resumes_to_the_bit_and_keeps_its_weights(run, two, helpers, capsys, evaluated):

@@ -493,7 +493,7 @@ def test_a_folder_of_somebody_elses_files_stays_as_it_is(keys, helpers):
         before = contents(out)
         for how in ("scratch", "auto"):
             message = helpers.error_of(helpers.train, **keys("out", init_from=how))
-            assert f"{out}: holds what is not of a run (best.pt" in message
+            assert f"{out}: holds what is not of this project (best.pt" in message
             assert contents(out) == before
     helpers.train(**keys("out", overwrite=True, max_iters=1))
     assert checkpoints.load(out)["iter_num"] == 1 and (out / ".nanogate").read_text() == "run\n"

@@ -129,32 +129,17 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(run, tmp_p
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
 
 
-def test_a_shard_that_is_cut_short_during_a_run_is_a_line_and_one_that_is_replaced_is_read_as_it_was(
-    run, mqar, tmp_path, monkeypatch, helpers
-):
-    whole, load, folder = run("whole"), train.load_batches, tmp_path / "mqar"
-    shard = folder / "train_0000.npy"
+def test_a_shard_that_is_replaced_during_a_run_is_read_as_it_was(run, mqar, tmp_path, monkeypatch, helpers):
+    whole, load, folder = run("whole"), train.load_batches, Path(shutil.copytree(mqar, tmp_path / "mqar"))
 
-    def before_step(number, change):
-        def changed(dataset, config, processes, same_length, step):
-            if step == number:
-                change()
-            return load(dataset, config, processes, same_length, step)
+    def replace_before_step_6(dataset, config, processes, same_length, step):
+        if step == 6:
+            (folder / "new.npy").write_bytes(b"another file")
+            os.replace(folder / "new.npy", folder / "train_0000.npy")
+        return load(dataset, config, processes, same_length, step)
 
-        monkeypatch.setattr(train, "load_batches", changed)
-        shutil.copytree(mqar, folder)
-
-    def replace():
-        (folder / "new.npy").write_bytes(b"another file")
-        os.replace(folder / "new.npy", shard)
-
-    before_step(6, lambda: os.truncate(shard, 200))
-    message = helpers.error_of(run, "out", dataset=folder)
-    assert message == f"{shard}: was cut short after it was opened; prepare the data set again"
-    assert checkpoints.load(tmp_path / "out")["iter_num"] == 4
-    shutil.rmtree(folder)
-    before_step(6, replace)
-    run("out", dataset=folder, init_from="resume")
+    monkeypatch.setattr(train, "load_batches", replace_before_step_6)
+    run("out", dataset=folder)
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
 
 
@@ -190,9 +175,9 @@ def test_an_out_that_cannot_be_written_is_refused_before_anything_is_measured(sc
     monkeypatch.setattr(script, "load_model", lambda *words, **keys: (None, {}))
     monkeypatch.setattr(script, "data_of", lambda *words: pytest.fail("the work has begun"))
     reasons = {"gone/a.json": "No such file", "/proc/a.json": ""}
-    for name, reason in (reasons | dict.fromkeys(("folder.json", "/dev/null"), "is a folder or a device")).items():
+    for name, reason in (reasons | dict.fromkeys(("folder.json", "/dev/null"), "is a link, a folder")).items():
         message = helpers.error_of(script.main, [f"--out={tmp_path / name}", "--checkpoint=x", "--device=cpu"])
-        assert message.startswith("out=") and f"cannot be written ({reason}" in message
+        assert f"cannot be written ({reason}" in message
     assert os.listdir(tmp_path) == ["folder.json"] and not os.path.isfile("/dev/null")
 
 
@@ -239,14 +224,6 @@ def test_a_path_that_is_no_file_is_one_line_in_every_script_and_nothing_is_waite
     assert sorted(os.listdir()) == ["pipe", "pipe.py", "zero.py"]
 
 
-@pytest.mark.parametrize("name", ["meta.json", "train_0000.npy", "val_0000.npy"])
-def test_a_pipe_in_place_of_a_file_of_a_data_set_is_not_waited_for(name, mqar, tmp_path, helpers):
-    folder = shutil.copytree(mqar, tmp_path / "mqar")
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    assert name in helpers.error_of(open_dataset, folder)
-
-
 def test_processes_that_share_a_folder_may_claim_it_at_once(tmp_path):
     claim = "import sys; from base.files import claim; claim(sys.argv[1], 'experiment'); open(sys.argv[1] + '/a', 'w')"
     command = [sys.executable, "-c", claim, tmp_path / "shared"]
@@ -258,7 +235,7 @@ def test_processes_that_share_a_folder_may_claim_it_at_once(tmp_path):
 def test_a_benchmark_writes_into_no_folder_of_somebody_else(tmp_path, helpers):
     (tmp_path / "ops.json").write_text("theirs")
     message = helpers.error_of(bench.main, ["ops", "--device=cpu", "--threads=1", f"--out_dir={tmp_path}"])
-    assert message.startswith(f"{tmp_path}: holds what is not of a bench (ops.json)")
+    assert message.startswith(f"{tmp_path}: holds what is not of this project (ops.json)")
     assert os.listdir(tmp_path) == ["ops.json"] and (tmp_path / "ops.json").read_text() == "theirs"
 
 

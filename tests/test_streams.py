@@ -96,17 +96,6 @@ def test_a_run_goes_on_to_its_end_without_a_reader_a_disk_for_its_log_or_any_str
     check_same_run(run("whole"), silent["out_dir"], helpers)
 
 
-def test_standard_error_says_that_standard_output_has_failed(keys, helpers, tmp_path):
-    targets = [None, FULL, str(tmp_path / "stderr")]
-    process = FORKS.Process(target=a_script, args=(train.main, helpers.words(**keys("out", max_iters=1)), targets))
-    process.start()
-    assert end(process) == 0
-    notes = [line for line in (tmp_path / "stderr").read_text().splitlines() if line.startswith("note")]
-    assert notes == [
-        "note: nothing can be printed on standard output (No space left on device); the work goes on without it"
-    ]
-
-
 PRINTS = "import configurator, sys; configurator.run(lambda argv: [print(i, file={}) for i in range(99_999)])"
 
 

@@ -40,7 +40,7 @@ from data.drawn import cumulated, draw_next
 from data.meta import UINT16_VOCAB
 from data.pystdlib.prepare import read_sources
 from data.text.prepare import read_text
-from data.writing import Output, claim, report, write_examples
+from data.writing import Output, claim, write_examples
 
 GENERATOR = "data/backcopy/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -69,16 +69,16 @@ def main(argv):
     alphabet, table, first = chain_of(config)
     source = {"python": platform.python_version()} if config.text is None else {}
     out_dir, about = claim(config, GENERATOR, VERSION, alphabet=alphabet, **source)
-    sizes = {"train": config.train_size, "val": config.val_size}
     splits = {}
-    for i, (split, size) in enumerate(sizes.items()):
+    for i, split in enumerate(("train", "val")):
         rng = np.random.default_rng([config.seed, i])
+        size = getattr(config, f"{split}_size")
         examples = generate(
             rng, size, config.seq_len, table, first, config.triggers, config.first_token
         )
         loss = perfect_loss(examples[:, 0], table, first, config.triggers)
         splits[split] = [(examples, {"slice": str(config.seq_len), "perfect_loss": loss})]
-    meta = write_examples(
+    write_examples(
         out_dir,
         splits,
         name="backcopy",
@@ -87,7 +87,6 @@ def main(argv):
         **about,
         kinds={"trigger": list(range(1, config.triggers + 1))},
     )
-    report(meta, out_dir)
     triggers = alphabet[: config.triggers]
     print(f"triggers: {triggers!r}; the perfect predictor loses {loss:.4f} nats on val")
 
@@ -95,15 +94,14 @@ def main(argv):
 def chain_of(config):
     """The alphabet, and the probabilities of the chain by id: pairs (K + 1, K + 1) and first
     character (K + 1,)."""
-    if config.text is None:
-        text = "".join(read_sources().values())
-    else:
-        text = read_text(Path(config.text))
+    text = read_text(config.text) if config.text else "".join(read_sources().values())
     n = config.characters
     n_found = len(set(text))
     if not config.triggers < n <= n_found:
-        what = f"must be more than triggers={config.triggers}, and at most {n_found}, those of the text"
-        raise UserError(f"characters={n}: {what}")
+        raise UserError(
+            f"characters={n}: must be more than triggers={config.triggers}, and at most {n_found}, "
+            "those of the text"
+        )
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     by_code = np.bincount(codes)
     # of two that are as frequent, the one of the smaller code
@@ -112,9 +110,9 @@ def chain_of(config):
     id_of[order] = np.arange(1, n + 1)
     ids = id_of[codes]
     counts = np.bincount(ids, minlength=n + 1)
-    pairs = np.bincount(ids[:-1] * (n + 1) + ids[1:], minlength=(n + 1) ** 2)
-    pairs = pairs.reshape(n + 1, n + 1)
     counts[0] = 0
+    pairs = np.zeros((n + 1, n + 1), np.int64)
+    np.add.at(pairs, (ids[:-1], ids[1:]), 1)
     pairs[:, 0] = 0
     # what no other character follows is followed by any, as often as that one occurs
     pairs[pairs.sum(1) == 0] = counts

@@ -7,17 +7,16 @@ datasets tokenizers
     python data/hub/prepare.py Skylion007/openwebtext --documents=100_000 --val_fraction=0.01
     python data/hub/prepare.py --from_dir=copies --column=story        # no internet needed
 
---from_dir names a folder with parquet, jsonl or jsonl.gz files, as the hub has them, or one that save_to_disk wrote.
+--from_dir names a folder with parquet, jsonl or jsonl.gz files, as the hub has them.
 
 A row that is not empty is a document. It ends with a line end, which is added where the text has
 none. Without val_split the sha256 of a text decides whether it is held out for validation: no copy
 of it is on the other side.
 
-Threads encode documents side by side while the next ones are read, since tokenizers and tiktoken
-let other threads run meanwhile. The data are the same for any number of threads.
+Threads encode documents side by side, since tokenizers and tiktoken let other threads run
+meanwhile. The data are the same for any number of threads.
 """
 
-import collections
 import hashlib
 import itertools
 import os
@@ -34,12 +33,11 @@ import configurator
 from base.files import one_line
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import Output, claim, encode, report, write_stream
+from data.writing import Output, claim, encode, write_stream
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1
-READ_AHEAD = 64  # documents that are read ahead, for each thread
-WAY_OUT = " over the network; --from_dir=FOLDER takes parquet, jsonl, or what save_to_disk wrote"
+AT_ONCE = 64  # documents that are read at once, for each thread
 
 
 @dataclass
@@ -61,7 +59,6 @@ class Config(Output):
     )
     tokenizer: str = key("gpt2", CHOICES)
     threads: int = key(1, "how many documents are encoded side by side", at_least=1, at_most=1024)
-    shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
 
 
 def main(argv):
@@ -70,84 +67,61 @@ def main(argv):
     )
     if len(config.name) + (config.from_dir is not None) != 1:
         raise UserError("name one data set of the hub, or a folder with a copy: --from_dir=FOLDER")
-    if config.val_split == config.split:
-        raise UserError(
-            f"val_split={config.split!r}: is the split to train on; name another, or leave val_split out"
-        )
-    streams = open_streams(config)
+    if config.from_dir and not os.path.isdir(config.from_dir):  # would be looked for on the hub
+        raise UserError(f"from_dir={config.from_dir}: is no folder; name the one with the files")
+    train = open_split(config, config.split)
+    val = None
+    if config.val_split is not None:
+        val = open_split(config, config.val_split)
     # elsewhere from_dir has a copy of known data; here it decides which data are made
     out_dir, about = claim(config, GENERATOR, VERSION, from_dir=config.from_dir)
-    texts = texts_of(config, streams["train"])
-    for_training = (text for text in texts if not is_held_out(config, text))
+    for_training = (text for text in texts_of(config, train) if not is_held_out(config, text))
     tokenizer = choose_tokenizer(config.tokenizer, for_training)
     held_out = []  # is filled while the documents of training are written
-    splits = {}
-    for split, stream in streams.items():
-        splits[split] = encoded(config, stream, tokenizer, held_out)
-    splits.setdefault("val", held_out)
-    meta = write_stream(
+    splits = {"train": encoded(config, train, tokenizer, held_out), "val": held_out}
+    if val is not None:
+        splits["val"] = encoded(config, val, tokenizer, held_out)
+    write_stream(
         out_dir,
         splits,
         name=config.name[0] if config.name else "hub",
         tokenizer=tokenizer,
-        shard_tokens=config.shard_tokens,
         **about,
     )
-    report(meta, out_dir)
 
 
-def open_streams(config):
-    """{"train": the rows of the split to train on, and "val", if it is a split}, of the one column.
-    Raises UserError."""
-    try:
+def failure(config, what):
+    """Turns whatever `datasets` raises into a line with the way out."""
+    return one_line(
+        f"{config.from_dir or config.name[0]}: cannot be {what}; --from_dir=FOLDER reads a copy in "
+        "parquet or jsonl, without a network"
+    )
+
+
+def open_split(config, split):
+    """The rows of a split, of the one column that holds the text. Raises UserError."""
+    with one_line("pip install datasets", ImportError):
         import datasets
-    except ImportError:
-        raise UserError("datasets is not installed: pip install datasets") from None
-    folder = config.from_dir
-    if folder and not os.path.isdir(folder):  # datasets would look for it on the hub
-        raise UserError(f"from_dir={folder}: is no folder; name the one that holds the files")
-    streams = {}
-    with one_line(f"{source_of(config)}: cannot be opened{way_out_of(config)}"):
-        if folder and {"state.json", "dataset_dict.json"} & set(os.listdir(folder)):
-            found = datasets.load_from_disk(folder)
-            if not isinstance(found, dict):
-                found = {str(found.split or "train"): found}
-        else:
-            found = datasets.load_dataset(
-                source_of(config), config.config, revision=config.revision, streaming=True
-            )
-        streams["train"] = column_of(config, found, "split")
-        if config.val_split is not None:
-            streams["val"] = column_of(config, found, "val_split")
-    return streams
+    with failure(config, "opened"):
+        found = datasets.load_dataset(
+            config.from_dir or config.name[0],
+            config.config,
+            revision=config.revision,
+            streaming=True,
+        )
+        configurator.check_choice("split", split, tuple(found))
+        rows = found[split]
+        # jsonl has no names, only rows
+        columns = rows.column_names or next(iter(rows), {})
+        configurator.check_choice("column", config.column, tuple(columns))
+        # no other column is decoded: a picture there may be damaged
+        return rows.select_columns([config.column])
 
 
-def column_of(config, found, key):
-    """The rows of the split that a key of the config names, of the one column."""
-    split = getattr(config, key)
-    configurator.check_choice(key, split, tuple(found))
-    # jsonl has no names, only rows
-    columns = found[split].column_names or next(iter(found[split]), [config.column])
-    configurator.check_choice("column", config.column, tuple(columns))
-    # no other column is decoded: a picture there may be damaged
-    stream = found[split].select_columns([config.column])
-    if next(iter(stream), None) is None:
-        raise UserError(f"{key}={split!r}: has no rows; name another split")
-    return stream
-
-
-def source_of(config):
-    return config.from_dir or config.name[0]
-
-
-def way_out_of(config):
-    return "" if config.from_dir else WAY_OUT
-
-
-def texts_of(config, stream):
-    """Yields the documents of a stream as str."""
-    with one_line(f"{source_of(config)}: cannot be read{way_out_of(config)}"):
-        texts = (row[config.column] for row in stream)
+def texts_of(config, rows):
+    """Yields the documents of a split as str."""
+    with failure(config, "read"):
+        texts = (row[config.column] for row in rows)
         for text in itertools.islice(filter(None, texts), config.documents):
             if not isinstance(text, str):
                 what = type(text).__name__
@@ -161,28 +135,20 @@ def is_held_out(config, text):
     return config.val_split is None and place < config.val_fraction
 
 
-def encoded(config, stream, tokenizer, held_out):
-    """Yields the documents of a stream, encoded, in its order; those that are held out go to
+def encoded(config, rows, tokenizer, held_out):
+    """Yields the documents of a split, encoded, in its order; those that are held out go to
     `held_out` instead."""
-    texts = tqdm(texts_of(config, stream), unit=" documents")
-    for text, document in encode_in_threads(texts, tokenizer, config.threads):
-        if is_held_out(config, text):
-            held_out.append(document)
-        else:
-            yield document
-
-
-def encode_in_threads(texts, tokenizer, threads):
-    """Yields (text, what `encode` returns) of each text, in their order."""
-    waiting = collections.deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for text in texts:
-            waiting.append((text, pool.submit(encode, text, tokenizer)))
-            if len(waiting) == READ_AHEAD * threads:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+    texts = iter(tqdm(texts_of(config, rows), unit=" documents"))
+    with ThreadPoolExecutor(config.threads) as pool:
+        some = list(itertools.islice(texts, AT_ONCE * config.threads))
+        while some:
+            documents = pool.map(encode, some, itertools.repeat(tokenizer))
+            for text, document in zip(some, documents, strict=True):
+                if is_held_out(config, text):
+                    held_out.append(document)
+                else:
+                    yield document
+            some = list(itertools.islice(texts, AT_ONCE * config.threads))
 
 
 if __name__ == "__main__":

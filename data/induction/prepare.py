@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import configurator
 from configurator import key
 from data.drawn import LONGEST, TASKS, VERSION, induction, random_bits, sources_of
-from data.writing import Output, claim, report, write_examples
+from data.writing import Output, write_drawn
 
 GENERATOR = "data/induction/prepare.py"
 TASK = "induction"
@@ -50,22 +50,10 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
-    out_dir, about = claim(config, GENERATOR, VERSION)
-    length = config.length
-    bits = random_bits(TASK, length, f"{config.seed} val", 0, config.val_size)
+    bits = random_bits(TASK, config.length, f"{config.seed} val", 0, config.val_size)
     tokens, labels = induction(bits)
     labels[~is_copy(sources_of(bits))] = 0
-    examples = np.stack([tokens, labels], axis=1)
-    meta = write_examples(
-        out_dir,
-        {"val": [(examples, {"slice": str(length)})]},
-        name=TASK,
-        tokenizer=TASK,
-        vocab_size=TASKS[TASK][2],
-        drawn={"task": TASK, "length": length, "seed": config.seed, "version": VERSION},
-        **about,
-    )
-    report(meta, out_dir)
+    write_drawn(config, GENERATOR, VERSION, TASK, [(tokens, labels)])
 
 
 def is_copy(sources: np.ndarray) -> np.ndarray:

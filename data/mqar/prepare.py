@@ -18,9 +18,8 @@ even positions. The label stands at the query: there the model must name the key
 Keys are drawn without replacement from 1..V/2-1, values from V/2..V-1; 0 is filler, and as a label,
 "nothing to predict". Slots are drawn without replacement, slot i = 1, 2, ... with a probability ~
 i^(power - 1), and given to the queried keys in the order of their pairs: with the paper's
-power=0.01 most queries follow soon after the pairs, with power=1 all slots are equally likely. With
-filler=random, every position without a pair or a query holds a token that is not among the keys and
-values of its row. A row of validation that is also one of training is drawn again.
+power=0.01 most queries follow soon after the pairs, with power=1 all slots are equally likely. A
+row of validation that is also one of training is drawn again.
 
 Zoology has two more such tasks (its forgetting_mqar.py, compositional_ar.py), drawn here for 4
 pairs and 24 ids. In forgetting some keys are shown again behind all pairs, and the label is a key's
@@ -33,8 +32,8 @@ both keys, the label stands at the second, and a slot has 3 positions.
     composition token    6  10  16   6  12  18   5  12  22   5  10  17   6  10   .   6  12   .   5  10   .   5  12   .
                 label    .   .   .   .   .   .   .   .   .   .   .   .   .  16   .   .  18   .   .  17   .   .  22   .
 
-In Zoology a new value may by chance be the one forgotten, filler may be a key or a value of its row
-and is random by default, and all pairs are asked for.
+In Zoology a new value may by chance be the one forgotten, and positions without a pair or a query
+hold random tokens by default.
 """
 
 import math
@@ -51,7 +50,7 @@ import configurator
 from base.rules import show
 from configurator import UserError, key
 from data.meta import UINT16_VOCAB
-from data.writing import Output, claim, report, write_examples
+from data.writing import Output, claim, write_examples
 
 GENERATOR = "data/mqar/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -71,7 +70,6 @@ class Config(Output):
     updates: int | None = key(
         None, "forgetting: how many keys get another value; None: half of them", at_least=1
     )
-    queries: int | None = key(None, "how many of the pairs are asked for; None: all", at_least=1)
     vocab_size: int = key(
         8192,
         "keys are 1..V/2-1, values V/2..V-1; composition: thirds of it",
@@ -84,7 +82,6 @@ class Config(Output):
         at_least=0,
         at_most=10,
     )
-    filler: str = key("zero", "what stands between the queries", choices=("zero", "random"))
     shift: int = key(
         0,
         "filler in front of each row, of zeros: with 1 the keys stand at odd positions",
@@ -101,7 +98,7 @@ def main(argv):
     )
     slices = parse_slices(config)
     out_dir, about = claim(config, GENERATOR, VERSION)
-    meta = write_examples(
+    write_examples(
         out_dir,
         generate_splits(config, slices),
         name="mqar" if config.task == "recall" else f"mqar {config.task}",
@@ -109,7 +106,6 @@ def main(argv):
         vocab_size=config.vocab_size,
         **about,
     )
-    report(meta, out_dir)
 
 
 def parse_slices(config):
@@ -119,18 +115,16 @@ def parse_slices(config):
         texts = [f"{config.seq_len}/{config.pairs}"]
     elif config.seq_len != Config.seq_len or config.pairs != Config.pairs:
         raise UserError("slices names lengths and pairs; leave out seq_len and pairs")
+    if config.updates and config.task != "forgetting":
+        raise UserError(f"updates={config.updates}: is of task=forgetting")
     slices = []
     for text in texts:
-        numbers = re.fullmatch(r" *([0-9]{1,18}) */ *([0-9]{1,18}) *", text)
+        numbers = re.fullmatch(r" *(\d{1,18}) */ *(\d{1,18}) *", text, re.ASCII)
         if numbers:
             slices.append((int(numbers[1]), int(numbers[2])))
     if not texts or len(set(slices)) < len(texts):
         raise UserError(
             f"slices={show(','.join(texts))}: write length/pairs, each once, as in 64/4,128/8"
-        )
-    if config.updates and config.task != "forgetting":
-        raise UserError(
-            f"updates={config.updates}: is of task=forgetting, and this is task={config.task}"
         )
     for seq_len, pairs in slices:
         check_slice(config, seq_len, pairs)
@@ -141,19 +135,15 @@ def check_slice(config, seq_len, pairs):
     """Raises UserError where no row has this length and number of pairs."""
     size = SIZES[config.task]
     updates = updates_of(config, pairs)
-    queries = config.queries or pairs
-    slots = slots_of(config, seq_len, pairs)
-    most = config.vocab_size // size - 1 - updates  # some ids of each kind are left for filler
-    is_possible = seq_len % 2 == 0 and pairs <= most and 1 <= queries <= min(pairs, slots)
-    needs = f"an even length, 1 to {most} pairs, no more queries ({queries}) than pairs and slots ({slots})"
-    if config.task == "forgetting":
-        needs += ", no more updates"
-        is_possible = is_possible and updates <= pairs
+    most = min(config.vocab_size // size - 1 - updates, (seq_len // size - updates) // 2)
+    is_possible = seq_len % 2 == 0 and max(1, updates) <= pairs <= most
     if config.task == "composition":
-        needs += ", a square number"
         is_possible = is_possible and math.isqrt(pairs) ** 2 == pairs
     if not is_possible:
-        raise UserError(f"slice {seq_len}/{pairs}: needs {needs}")
+        raise UserError(
+            f"slice {seq_len}/{pairs}: needs an even length, 1 to {most} pairs (composition: a square "
+            f"number), and no more updates ({updates}) than pairs"
+        )
 
 
 def updates_of(config, pairs):
@@ -163,20 +153,13 @@ def updates_of(config, pairs):
     return config.updates or (pairs + 1) // 2
 
 
-def slots_of(config, seq_len, pairs):
-    """How many places for a query are left behind the pairs of a row."""
-    return seq_len // SIZES[config.task] - pairs - updates_of(config, pairs)
-
-
 def chance(config) -> float:
     """The accuracy of a guess among the values in context, over all queries of all slices."""
     right = 0.0
     asked = 0
     for _, pairs in parse_slices(config):
-        queries = config.queries or pairs
-        values = pairs + updates_of(config, pairs)
-        right += queries / values
-        asked += queries
+        right += pairs / (pairs + updates_of(config, pairs))
+        asked += pairs
     return right / asked
 
 
@@ -184,9 +167,8 @@ def generate(rng, rows, config, seq_len, pairs):
     """Rows of one slice, drawn independently: tokens and labels as (rows, 2, seq_len) uint16."""
     size = SIZES[config.task]
     updates = updates_of(config, pairs)
-    queries = config.queries or pairs
     n_shown = size * (pairs + updates)  # tokens of all pairs
-    slots = slots_of(config, seq_len, pairs)
+    slots = seq_len // size - pairs - updates
     rates = np.arange(1, slots + 1) ** (config.power - 1.0)
     examples = np.zeros((rows, 2, seq_len), np.uint16)
     for start in range(0, rows, BLOCK):
@@ -199,17 +181,13 @@ def generate(rng, rows, config, seq_len, pairs):
             shown, keys, values = draw_pairs(rng, n, pairs, updates, config.vocab_size)
         tokens[:, :n_shown] = shown
 
-        asked = np.sort(draw(rng, n, queries, 0, pairs), axis=1)  # (n, queries): which pairs
+        draw(rng, n, pairs, 0, pairs)  # is not used; without it the rows of a seed would be others
         # slots without replacement: those of the clocks that ring first, each at its rate
         times = rng.exponential(size=(n, slots)) / rates
-        positions = n_shown + size * np.argsort(times, axis=1)[:, :queries]
-
-        if config.filler == "random":
-            n_left = seq_len - n_shown
-            tokens[:, n_shown:] = draw_other(rng, shown, n_left, config.vocab_size)
+        positions = n_shown + size * np.argsort(times, axis=1)[:, :pairs]
         for i, part in enumerate(keys):
-            tokens[row, positions + i] = part[row, asked]
-        labels[row, positions + size - 2] = values[row, asked]
+            tokens[row, positions + i] = part
+        labels[row, positions + size - 2] = values
     return examples
 
 
@@ -252,21 +230,6 @@ def draw(rng, n, count, low, high):
         drawn[:, i] = decks[row, place]
         decks[row, place] = decks[:, i]
     return drawn
-
-
-def draw_other(rng, shown, count, vocab_size):
-    """(n, count) tokens of 1..vocab_size-1, none of them in the same row of `shown` (n, tokens)."""
-    shown = np.sort(shown.astype(np.int64), axis=1)
-    row = np.arange(len(shown))[:, None]
-    # (n, n_used): each token of a row once; all rows have as many different ones
-    used = shown[np.diff(shown, prepend=0, axis=1) > 0].reshape(len(shown), -1)
-    n_used = used.shape[1]
-    # the rank among the allowed tokens, of which check_slice leaves at least one
-    rank = rng.integers(1, vocab_size - n_used, size=(len(shown), count))
-    # the allowed token of rank r is r + the number of used tokens below it, u_0 < u_1 < ... with
-    # u_i - i <= r
-    flat = (used - np.arange(n_used) + row * vocab_size).ravel()
-    return rank + np.searchsorted(flat, rank + row * vocab_size, side="right") - row * n_used
 
 
 def generate_splits(config, slices):

@@ -16,9 +16,7 @@ the installer recorded of each package. Other versions of Python and of the pack
 text, so meta.json names every package with its version.
 """
 
-import contextlib
 import importlib.metadata
-import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +27,8 @@ import configurator
 from base.files import DATA, one_line, read_regular
 from configurator import UserError, key
 from data.pystdlib import prepare as pystdlib
-from data.pystdlib.prepare import LEFT_OUT, clean, read_sources, shared_runs, split_units
-from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import claim, report, write_stream
+from data.pystdlib.prepare import LEFT_OUT, read_sources, read_texts, write_sources
+from data.tokenizer import CHOICES
 
 GENERATOR = "data/pylib/prepare.py"
 VERSION = 1  # raise it when the same packages no longer give the same text
@@ -51,28 +48,19 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
-    versions, texts = read_packages(config.requirements or DATA.parent / "requirements.txt")
-    train, val = split_units(clean(read_sources() | texts), config)
-    shared = shared_runs(train, val)
-    facts = {"python": platform.python_version(), "packages": versions, "shared_runs": shared}
-    out_dir, about = claim(config, GENERATOR, VERSION, **facts)
-    meta = write_stream(
-        out_dir,
-        {"train": train.values(), "val": val.values()},
-        name="pylib",
-        tokenizer=choose_tokenizer(config.tokenizer, train.values()),
-        shard_tokens=config.shard_tokens,
-        **about,
-    )
-    report(meta, out_dir)
+    found = find_packages(config.requirements or DATA.parent / "requirements.txt")
+    files = {}
+    for distribution in found.values():
+        files |= files_of(distribution)
+    versions = {name: found[name].version for name in sorted(found)}
+    texts = read_sources() | read_texts(files)
+    write_sources(config, GENERATOR, VERSION, texts, config.tokenizer, packages=versions)
     print(f"packages: {', '.join(f'{name} {version}' for name, version in versions.items())}")
-    print(f"near-duplicates: {shared:.1%} of validation's runs of lines stand in training, too")
 
 
-def read_packages(requirements):
-    """({package: version}, {path: text}) of the packages that the file names and those that they
-    need, as far as they are installed; both sorted. Raises UserError where a package that the file
-    names is not."""
+def find_packages(requirements):
+    """{name: distribution} of the packages that the file names and those that they need, as far as
+    they are installed. Raises UserError where a package that the file names is not."""
     # which matplotlib needs, too
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -83,56 +71,35 @@ def read_packages(requirements):
             line = line.partition("#")[0].strip()
             if line and not line.startswith("-"):
                 waiting.append(Requirement(line))
-    named = {normal(one.name) for one in waiting if is_wanted(one)}
+    n_named = len(waiting)
     found = {}
-    while waiting:
-        requirement = waiting.pop()
-        name = normal(requirement.name)
-        if name in found or not is_wanted(requirement):
+    for i, requirement in enumerate(waiting):  # which grows
+        # the name as PEP 503 spells it
+        name = requirement.name.lower().replace("_", "-").replace(".", "-")
+        # of this Python and system, and of no extra of the package that has it
+        is_wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if name in found or not is_wanted:
             continue
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            if name in named:
+            if i < n_named:
                 raise UserError(
                     f"{name}: is not installed; run pip install -r {requirements}"
                 ) from None
             continue  # a dependency that this environment does without
         waiting += [Requirement(text) for text in found[name].requires or []]
-    texts = {}
-    for distribution in found.values():
-        texts |= sources_of(distribution)
-    versions = {name: found[name].version for name in sorted(found)}
-    return versions, {path: texts[path] for path in sorted(texts)}
+    return found
 
 
-def normal(name):
-    """The name of a package as PEP 503 spells it."""
-    return name.lower().replace("_", "-").replace(".", "-")
-
-
-def is_wanted(requirement):
-    """Whether the requirement is for this Python and system, and for no extra of the package that
-    has it."""
-    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-
-
-def sources_of(distribution):
-    """{path: text} of a package's .py files, without tests, empty files and invalid UTF-8."""
-    texts = {}
+def files_of(distribution):
+    """{path: file} of a package's .py files, without tests."""
+    files = {}
     for path in distribution.files or []:
-        parts = set(path.parts)
-        is_test = path.name.startswith("test_") or parts & LEFT_OUT or parts & TESTS
-        if path.suffix != ".py" or ".." in parts or is_test:
-            continue
-        file = Path(distribution.locate_file(path))
-        if not file.is_file():
-            continue
-        with contextlib.suppress(UnicodeDecodeError):
-            text = file.read_bytes().decode()
-            if text.strip():
-                texts[path.as_posix()] = text
-    return texts
+        is_test = path.name.startswith("test_") or set(path.parts) & (LEFT_OUT | TESTS)
+        if path.suffix == ".py" and ".." not in path.parts and not is_test:
+            files[path.as_posix()] = Path(distribution.locate_file(path))
+    return files
 
 
 if __name__ == "__main__":

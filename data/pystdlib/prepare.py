@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
-from data.tokenizer import get_tokenizer
-from data.writing import Output, claim, fitting, report, write_stream
+from data.tokenizer import choose_tokenizer
+from data.writing import Output, claim, fitting, write_stream
 
 GENERATOR = "data/pystdlib/prepare.py"
 VERSION = 2  # 1: with tables and near-duplicates, split at random by file
@@ -54,7 +54,6 @@ class Config(Output):
     most_bytes: int | None = key(
         None, "validation and the first training files, at most; None: all", at_least=1
     )
-    shard_tokens: int = key(100_000_000, "most tokens in one file", at_least=1)
     seed: int = key(
         0, "seeds the order of the training files, and so what most_bytes takes", at_least=0
     )
@@ -64,61 +63,66 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
-    train, val = split_units(clean(read_sources()), config)
+    write_sources(config, GENERATOR, VERSION, read_sources(), "byte")
+
+
+def write_sources(config, generator, version, texts, tokenizer, **facts):
+    """Writes a data set of the sources {path: text}, whose facts meta.json is to hold."""
+    train, val = split_units(clean(texts), config)
     shared = shared_runs(train, val)
-    facts = {"python": platform.python_version(), "shared_runs": shared}
-    out_dir, about = claim(config, GENERATOR, VERSION, **facts)
-    meta = write_stream(
+    facts |= {"python": platform.python_version(), "shared_runs": shared}
+    out_dir, about = claim(config, generator, version, **facts)
+    write_stream(
         out_dir,
         {"train": train.values(), "val": val.values()},
-        name="pystdlib",
-        tokenizer=get_tokenizer("byte"),
-        shard_tokens=config.shard_tokens,
+        name=Path(generator).parent.name,
+        tokenizer=choose_tokenizer(tokenizer, train.values()),
         **about,
     )
-    report(meta, out_dir)
     print(
         f"near-duplicates: {shared:.1%} of validation's runs of {RUN} lines stand in training, too"
     )
 
 
 def read_sources():
-    """{path: text} of the standard library, sorted by path, without tests, packages, empty files
-    and invalid UTF-8."""
+    """{path: text} of the standard library, sorted by path, without tests and packages."""
     root = Path(sysconfig.get_path("stdlib"))
-    texts = {}
+    files = {}
     for file in root.rglob("*.py"):
         path = file.relative_to(root)
         # _sysconfigdata is made when Python is built, and holds the paths of that machine
-        is_made = path.name.startswith("_sysconfigdata")
-        if is_made or LEFT_OUT & set(path.parts) or not file.is_file():
-            continue
-        with contextlib.suppress(UnicodeDecodeError):
-            text = file.read_bytes().decode()
-            if text:
-                texts[path.as_posix()] = text
-    if len(texts) < 2:
+        if not path.name.startswith("_sysconfigdata") and not LEFT_OUT & set(path.parts):
+            files[path.as_posix()] = file
+    if len(files) < 2:
         raise UserError(
             "this Python comes without its sources; run data/text/prepare.py on your own text"
         )
-    return {path: texts[path] for path in sorted(texts)}
+    return read_texts(files)
+
+
+def read_texts(files):
+    """{path: text} of {path: file}, sorted by path, without blank files and invalid UTF-8."""
+    texts = {}
+    for path, file in sorted(files.items()):
+        with contextlib.suppress(UnicodeDecodeError, OSError):
+            text = file.read_bytes().decode()
+            if text.strip():
+                texts[path] = text
+    return texts
 
 
 def clean(texts):
     """The texts without tables, generated files and near-duplicates of those before them."""
     kept = {}
     seen = set()  # the runs of lines of those that are kept
-    for name, text in texts.items():
-        if name.startswith(TABLES) or is_table(text):
-            continue
+    for path, text in texts.items():
         # config-*: made by a build
-        if name.startswith("config-") or GENERATED.search(text[:300]):
+        if path.startswith((*TABLES, "config-")) or GENERATED.search(text[:300]) or is_table(text):
             continue
         runs = runs_of(text)
-        if len(runs & seen) > len(runs) / 2:
-            continue
-        kept[name] = text
-        seen |= runs
+        if len(runs & seen) <= len(runs) / 2:
+            kept[path] = text
+            seen |= runs
     return kept
 
 
@@ -152,26 +156,21 @@ def split_units(texts, config):
     """({path: text} for training, {path: text} for validation) of {path: text}. Raises UserError if
     nothing is left for training."""
     sizes = {path: len(text.encode()) for path, text in texts.items()}
-    unit_sizes = collections.Counter()
+    of_units = collections.Counter()
     for path, size in sizes.items():
-        unit_sizes[unit_of(path)] += size
+        of_units[unit_of(path)] += size
     most = config.most_bytes or math.inf
     room = config.val_fraction * min(most, sum(sizes.values()))
-    small = {unit: size for unit, size in unit_sizes.items() if size <= room / 6}
-    by_hash = sorted(small, key=sha256_of)
-    chosen = fitting({unit: small[unit] for unit in by_hash}, room)
-    if not chosen:
-        chosen = [min(unit_sizes, key=unit_sizes.get)]
+    by_hash = sorted(of_units, key=sha256_of)
+    small = {unit: of_units[unit] for unit in by_hash if of_units[unit] <= room / 6}
+    chosen = fitting(small, room) or [min(of_units, key=of_units.get)]
     val = {path: text for path, text in texts.items() if unit_of(path) in chosen}
     others = [path for path in texts if path not in val]
     order = np.random.default_rng(config.seed).permutation(len(others))
-    in_order = [others[i] for i in order]
-    left = most - sum(sizes[path] for path in val)
-    train = fitting({path: sizes[path] for path in in_order}, left)
+    in_order = {others[i]: sizes[others[i]] for i in order}
+    train = fitting(in_order, most - sum(sizes[path] for path in val))
     if not train:
-        raise UserError(
-            f"most_bytes={most}: no file is left for training beside {', '.join(chosen)}; raise it"
-        )
+        raise UserError(f"most_bytes={most}: no file is left for training; raise it")
     return {path: texts[path] for path in train}, val
 
 

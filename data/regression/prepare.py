@@ -44,8 +44,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import key
-from data.drawn import LONGEST, TASKS, VERSION, WEIGHTS, X_LEVELS, rows
-from data.writing import Output, claim, report, write_examples
+from data.drawn import LONGEST, VERSION, WEIGHTS, X_LEVELS, rows
+from data.writing import Output, write_drawn
 
 GENERATOR = "data/regression/prepare.py"
 TASK = "regression"
@@ -67,14 +67,9 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
-    out_dir, about = claim(config, GENERATOR, VERSION)
-    length = 3 * config.examples
-    about |= dict(name=TASK, tokenizer=TASK, vocab_size=TASKS[TASK][2])
-    about["drawn"] = {"task": TASK, "length": length, "seed": config.seed, "version": VERSION}
-    tokens, labels = rows(TASK, length, f"{config.seed} val", 0, config.val_size)
+    tokens, labels = rows(TASK, 3 * config.examples, f"{config.seed} val", 0, config.val_size)
     labels[:, : 3 * KNOWN] = 0
-    slices = [(np.stack([tokens, labels], axis=1), {"slice": str(length)})]
-    report(write_examples(out_dir, {"val": slices}, **about), out_dir)
+    write_drawn(config, GENERATOR, VERSION, TASK, [(tokens, labels)])
 
 
 def chance(config) -> float:

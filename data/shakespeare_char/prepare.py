@@ -22,7 +22,7 @@ import configurator
 from base.files import one_line, read_regular
 from configurator import UserError, key
 from data.tokenizer import get_tokenizer
-from data.writing import Output, claim, report, write_stream
+from data.writing import Output, claim, write_stream
 
 GENERATOR = "data/shakespeare_char/prepare.py"
 VERSION = 1
@@ -46,17 +46,15 @@ def main(argv):
         with one_line(f"{URL}: cannot be downloaded; --from_file=FILE takes a copy"):
             with urllib.request.urlopen(URL, timeout=60) as answer:
                 data = answer.read()
-    found = hashlib.sha256(data).hexdigest()
-    if found != SHA256:
+    if hashlib.sha256(data).hexdigest() != SHA256:
         raise UserError(
-            f"{config.from_file or URL}: is not tinyshakespeare: its sha256 is {found}, not {SHA256}"
+            f"{config.from_file or URL}: is not tinyshakespeare: its sha256 is not {SHA256}"
         )
     text = data.decode()
     cut = len(data) * 9 // 10
     splits = {"train": [text[:cut]], "val": [text[cut:]]}
     tokenizer = get_tokenizer("byte")
-    meta = write_stream(out_dir, splits, name="shakespeare_char", tokenizer=tokenizer, **about)
-    report(meta, out_dir)
+    write_stream(out_dir, splits, name="shakespeare_char", tokenizer=tokenizer, **about)
 
 
 if __name__ == "__main__":

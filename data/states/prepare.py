@@ -33,14 +33,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import configurator
 from configurator import UserError, key
 from data.drawn import LONGEST, STATES, TASKS, VERSION, rows
-from data.writing import Output, claim, report, write_examples
+from data.writing import Output, write_drawn
 
 GENERATOR = "data/states/prepare.py"
 
@@ -67,25 +65,14 @@ def main(argv):
         raise UserError(
             f"slices={config.slices}: must grow, and be longer than length={config.length}"
         )
-    out_dir, about = claim(config, GENERATOR, VERSION)
-    task = config.task
-    slices = []
+    val = []
     shorter = 0
     for length in lengths:
-        tokens, labels = rows(task, length, f"{config.seed} val", 0, config.val_size)
+        tokens, labels = rows(config.task, length, f"{config.seed} val", 0, config.val_size)
         labels[:, :shorter] = 0
-        slices.append((np.stack([tokens, labels], axis=1), {"slice": str(length)}))
+        val.append((tokens, labels))
         shorter = length
-    meta = write_examples(
-        out_dir,
-        {"val": slices},
-        name=task,
-        tokenizer=f"states/{task}",
-        vocab_size=TASKS[task][2],
-        drawn={"task": task, "length": config.length, "seed": config.seed, "version": VERSION},
-        **about,
-    )
-    report(meta, out_dir)
+    write_drawn(config, GENERATOR, VERSION, config.task, val, tokenizer=f"states/{config.task}")
 
 
 def chance(config) -> float:

@@ -17,7 +17,6 @@ number of words must be the published one.
 
 import hashlib
 import itertools
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ import configurator
 from base.files import DATA, one_line
 from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import Output, claim, encode, report, write_stream
+from data.writing import Output, claim, encode, write_stream
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
@@ -55,7 +54,6 @@ class Config(Output):
     from_dir: str | None = key(None, "folder with local copies; None: download them")
     tokenizer: str = key("gpt2", CHOICES)
     mini: bool = key(False, "train on the validation articles, validate on the test articles")
-    shard_tokens: int = key(10_000_000, "most tokens in one file", at_least=1)
     out_dir: str | None = key(None, "where to write; None: data/wikitext103, with -raw and -mini")
 
 
@@ -69,29 +67,28 @@ def main(argv):
     if config.mini:
         name += "-mini"
     config.out_dir = config.out_dir or str(DATA / name)
-    sources = MINI_SOURCES if config.mini else SOURCES
     folder = Path(config.from_dir or download(HUB_CONFIG[config.version]))
     texts = {}
-    for split, source in sources.items():
+    facts = {}
+    for split, source in (MINI_SOURCES if config.mini else SOURCES).items():
         data = read_copy(folder, source, config.version)
-        if data is not None:
+        if data:
             texts[split] = data
-    if not any(texts.values()):
+            facts[split] = describe(data, source, config.version)
+    if not texts:
         raise UserError(f"{folder}: has no text in wiki.*.{config.version} or *.parquet")
-    facts = {split: describe(data, sources[split], config.version) for split, data in texts.items()}
     out_dir, about = claim(config, GENERATOR, VERSION, text=facts)
     # after the text: without the internet, the error about the text names the ways to get both
     first = next(iter(texts.values()))
     tokenizer = choose_tokenizer(config.tokenizer, documents(first))
-    meta = write_stream(
+    write_stream(
         out_dir,
         {split: encoded(data, split, tokenizer) for split, data in texts.items()},
         name=name,
         tokenizer=tokenizer,
-        shard_tokens=config.shard_tokens,
+        shard_tokens=10_000_000,
         **about,
     )
-    report(meta, out_dir)
 
 
 def download(name):
@@ -108,12 +105,12 @@ def download(name):
 
 def read_copy(folder, source, version):
     """The text of wiki.SOURCE.VERSION, or of the hub's parquet files in the folder or in the hub's
-    subfolder of it."""
+    subfolder of it. None where there is neither."""
     file = folder / f"wiki.{source}.{version}"
-    if os.path.isfile(file):
+    if file.is_file():
         return file.read_bytes()
     for place in (folder / HUB_CONFIG[version], folder):
-        files = sorted(file for file in place.glob(f"{source}*.parquet") if file.is_file())
+        files = sorted(place.glob(f"{source}*.parquet"))
         if files:
             return b"".join(read_parquet(file) for file in files)
     return None
@@ -134,25 +131,20 @@ def describe(data, source, version):
     whole split."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     is_whole = lines == LINES[source]
-    published = WORDS[source]
-    if b"\r\n" in data:  # which hides every title
-        raise UserError(
-            f"{source}: has lines that end in \\r\\n, where the published ones end in \\n; convert them"
-        )
     facts = {
         "source": source,
         "sha256": hashlib.sha256(data).hexdigest(),
         "lines": lines,
         "whole": is_whole,
     }
-    if is_whole and version == "tokens":
-        words = sum(count_words(document) for document in documents(data))
-        if words != published:
-            what = f"{source}: has {words:,} words, where {published:,} are published"
-            raise UserError(f"{what}; the copy is damaged or not the tokenised version")
     if is_whole:
         # word perplexities of the raw version, too, are published per word of the tokenised version
+        published = WORDS[source]
         facts["published_words"] = published
+        words = sum(count_words(document) for document in documents(data))
+        if version == "tokens" and words != published:
+            what = f"{source}: has {words:,} words, where {published:,} are published"
+            raise UserError(f"{what}; the copy is damaged or not the tokenised version")
     return facts
 
 
@@ -168,11 +160,9 @@ def documents(data):
     starts = [match.start() + 1 for match in TITLE.finditer(data)]
     if starts and data[: starts[0]].isspace():
         del starts[0]
-    for start, stop in itertools.pairwise([0, *starts, len(data)]):
-        try:
+    with one_line("the text is not UTF-8", UnicodeDecodeError):
+        for start, stop in itertools.pairwise([0, *starts, len(data)]):
             yield data[start:stop].decode()
-        except UnicodeDecodeError as error:
-            raise UserError(f"the text is not UTF-8 (byte {start + error.start})") from None
 
 
 def count_words(text):
