@@ -10,8 +10,14 @@ import json
 import os
 from pathlib import Path
 
-from base.files import one_line, read_regular
-from data.tokenizer import BYTE_OF, INSTALL, MOST_TOKENIZER, TOKENIZER_FILE, name_of_file
+from base.files import read_regular
+from data.tokenizer import (
+    BYTE_OF,
+    MOST_TOKENIZER,
+    TOKENIZER_FILE,
+    import_tokenizers,
+    name_of_file,
+)
 
 CONFIG_FILE = "tokenizer_config.json"
 TOKENIZER_FILES = (
@@ -63,8 +69,7 @@ def files_for_transformers(file: Path, data: dict) -> dict[str, bytes]:
 
 def file_of_bytes() -> bytes:
     """The tokenizer.json in which every byte is a token."""
-    with one_line(INSTALL):
-        import tokenizers
+    tokenizers = import_tokenizers()
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=BYTE_OF, merges=[]))
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=False
