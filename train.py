@@ -53,9 +53,10 @@ from optim import Muon, matrices_of
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_weights, check_vocabulary
 from runs.hardware import SIGNAL_STEPS, Processes, Stopped, autocast, peak_flops, pick_dtype
+from runs.health import bad_weight, first_bad_tensor, is_spike
 from runs.notes import forms_that_ran, notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
-from runs.probe import bad_weight, first_bad_tensor, first_rows, is_spike, training_meters
+from runs.probe import first_rows, training_meters
 from runs.resume import Start, restore, scale_new, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes

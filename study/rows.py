@@ -51,15 +51,7 @@ ROW = {
 OF_LOSS = dict.fromkeys(
     ("near", "far", "repeated", "elsewhere", "far_minus_near", "repeated_minus_elsewhere")
 )
-OF_QUERIES = (
-    "share",
-    "to_sink",
-    "token_0_before",
-    "token_0_after",
-    "effective",
-    "effective_uniform",
-    "uniform",
-)
+OF_QUERIES = ("share", "to_sink", "effective", "uniform")
 OF_QUERIES += ("loss",)
 OF_METERS = (
     "sink",

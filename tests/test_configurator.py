@@ -292,7 +292,7 @@ print("imported", os.environ["OMP_WAIT_POLICY"], "kept" if resident > 64 << 20 e
 raise SystemExit
 """
 GOOD = {  # a command line of each script in which nothing is wrong
-    "train.py": "--dataset=data", "sample.py": "--checkpoint=a.pt", "evaluate.py": "--checkpoint=a.pt --json",
+    "train.py": "--dataset=data", "sample.py": "--checkpoint=a.pt", "evaluate.py": "--checkpoint=a.pt",
     "meters.py": "--checkpoint=a.pt", "export.py": "--from_hf=a", "bench.py": "ops", "harness.py": "",
     "experiment.py": "a.py", "plot.py": "data",
 }  # fmt: skip

@@ -1,0 +1,59 @@
+"""Whether a run is still sound: spikes of its loss, and the first tensor that is not finite."""
+
+import functools
+from collections.abc import Iterable
+from statistics import fmean, pstdev
+
+import torch
+
+from runs.parallel import all_finite
+
+SPIKE_WINDOW = 100
+SPIKE_AT_LEAST = 20
+SPIKE_DEVIATIONS = 5
+
+
+def is_spike(loss: float, earlier: list[float]) -> bool:
+    """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at
+    least 20)."""
+    window = earlier[-SPIKE_WINDOW:]
+    if len(window) < SPIKE_AT_LEAST:
+        return False
+    return loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(window)
+
+
+def bad_weight(model: torch.nn.Module) -> str | None:
+    """The name of the first weight that is not finite."""
+    return next((name for name, p in model.named_parameters() if not all_finite(p)), None)
+
+
+def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> str | None:
+    """Names the first bad weight, output of a module or gradient, or returns None if all are
+    finite.
+
+    losses: an iterator whose every item is a loss, computed when it is asked for: of a sharded
+    model all of them, since the other processes wait for this one in each. The gradients stay in
+    the model.
+    """
+    weight = bad_weight(model)
+    if weight is not None:
+        return weight
+    bad = []
+
+    def look_at(name, module, inputs, output):
+        output = output[0] if isinstance(output, tuple) else output
+        if not output.isfinite().all():
+            bad.append(f"output of {name or 'the model'}")
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_hook(functools.partial(look_at, name)))
+    parameters = list(model.named_parameters())
+    for loss in losses:
+        loss.backward()
+        for name, p in reversed(parameters):  # the backward pass comes to the last layer first
+            if p.grad is not None and not all_finite(p.grad):
+                bad.append(f"gradient of {name}")
+    for hook in hooks:
+        hook.remove()
+    return bad[0] if bad else None
