@@ -403,25 +403,21 @@ def report(config: EvaluateConfig, about: dict, results: list[dict]) -> None:
     columns = [flat(result) for result in results]
     rows = []
     for name in max(columns, key=len):  # a short context has fewer numbers
-        rows.append([name, *(shown(column.get(name)) for column in columns)])
+        rows.append([name, *(column.get(name, "-") for column in columns)])
     print(*aligned(rows), sep="\n")
 
 
-def flat(numbers: dict, before: str = "") -> dict:
-    """{name: number}, of numbers inside others, too; lists are left to the JSON."""
+def flat(numbers: dict, before: str = "") -> dict[str, str]:
+    """{name: number as text}, of numbers inside others, too; lists are left to the JSON."""
     found = {}
     for name, value in numbers.items():
         if isinstance(value, dict):
             found |= flat(value, f"{before}{name} ")
-        elif not isinstance(value, list):
-            found[before + name] = value
+        elif isinstance(value, float):
+            found[before + name] = f"{value:.4f}"
+        elif isinstance(value, int):
+            found[before + name] = f"{value:,}"
     return found
-
-
-def shown(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,d}" if isinstance(value, int) else f"{value:.4f}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Measures the gates of a checkpoint and what they do: sinks, activations, induction.
 
     python meters.py --checkpoint=out/best.pt                    a table, and out/meters.json
-    python meters.py --checkpoint=out/best.pt --maps=0.1,3.0     maps of layer.head 0.1 and 3.0
+    python meters.py --checkpoint=out/best.pt --map=3.0          the attention map of layer 3's head 0
     python meters.py --checkpoint=early/ckpt.pt,late/ckpt.pt     several checkpoints, to compare
     python plot.py out                                           draws out/meters.json: out/page.png
 
@@ -29,12 +29,12 @@ class MetersConfig:
         ["out/best.pt"], "checkpoints, earliest first (or their folders)", find=find_checkpoint
     )
     dataset: str | None = key(
-        None, "folder of the data (None: that of the first checkpoint)", find=find_data
+        None, "folder of the data (None: what each checkpoint was trained on)", find=find_data
     )
     split: str = key("val", "the split of the data to read")
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
-    maps: list[str] = key(
-        [], "attention maps to keep, as layer.head (empty: the heads of largest and smallest sink)"
+    map: str | None = key(
+        None, "attention map to keep, as layer.head (None: that of the head of largest sink)"
     )
     dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
     out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)")
@@ -52,7 +52,6 @@ import torch
 
 from base.files import check_output, write_text
 from configurator import UserError
-from data.shards import Dataset
 from model import GPT
 from runs import memory, probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
@@ -73,56 +72,51 @@ def main(argv: list[str]) -> None:
     out = config.out or folder / "meters.json"
     check_output(out, "meters", "out")
     processes = Processes(config.device, config.threads)
-    dataset = None
-    results = []
-    for path in config.checkpoint:
-        model, checkpoint = load_model(path, processes.device)
-        if dataset is None:
-            dataset = data_of(checkpoint, config.dataset).parts[0]
-        check_vocabulary(model.config.vocab_size, checkpoint, dataset)
-        about = {"checkpoint": path, "step": checkpoint.get("iter_num")}
-        about["dtype"] = pick_dtype(
-            config.dtype or checkpoint.get("dtype", "float32"), processes.device_type
-        )
-        results.append(about | meters_of(model, dataset, config, about["dtype"]))
+    results = [meters_of(path, config, processes) for path in config.checkpoint]
     write_text(out, json.dumps({"checkpoints": results}) + "\n")
     for result in results:
         print(table(result))
     print(f"written: {out}")
 
 
-def meters_of(model: GPT, dataset: Dataset, config: MetersConfig, dtype: str) -> dict:
-    """Every number of one model, ready for JSON. Raises UserError."""
+def meters_of(path: str, config: MetersConfig, processes: Processes) -> dict:
+    """Every number of one checkpoint, ready for JSON. Raises UserError."""
+    model, checkpoint = load_model(path, processes.device)
+    dataset = data_of(checkpoint, config.dataset).parts[0]
+    check_vocabulary(model.config.vocab_size, checkpoint, dataset)
+    dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
     T = model.config.block_size
     memory.check_evaluation(config, model, dataset, T)
-    device = model.wte.weight.device
     inputs, targets, _ = probe.first_rows(dataset, config.split, config.rows, T)
-    inputs = inputs.to(device)
-    targets = targets.to(device)
+    inputs = inputs.to(processes.device)
+    targets = targets.to(processes.device)
     masks = probe.query_masks(inputs, dataset.kinds)
     layers = probe.layer_meters(model, inputs, masks, dtype)
     queries = {"all": torch.ones_like(inputs, dtype=torch.bool)} | masks
     return {
+        "checkpoint": path,
+        "step": checkpoint.get("iter_num"),
         "attention": model.config.attention,
         "gate": model.config.gate,
         "gate_activation": model.config.gate_activation,
         "dataset": dataset.name,
         "folder": str(dataset.folder),
         "split": config.split,
+        "dtype": dtype,
         "rows": len(inputs),
         "tokens": inputs.shape[1],
         "sink_baseline": probe.to_json(probe.baseline(inputs.shape[1])),
         "layers": layers,
         "losses": probe.losses_by_kind(model, inputs, targets, queries, dtype),
-        "maps": attention_maps(model, inputs, layers, masks, config.maps, dtype),
+        "maps": attention_map(model, inputs, layers, masks, config.map, dtype),
     }
 
 
-def attention_maps(
-    model: GPT, inputs: torch.Tensor, layers: list, masks: dict, wanted: list, dtype: str
+def attention_map(
+    model: GPT, inputs: torch.Tensor, layers: list, masks: dict, name: str | None, dtype: str
 ) -> list:
-    """The wanted heads' maps on the first row's first t <= MAP_TOKENS tokens: [{layer, head,
-    weights, gate, queries}].
+    """The map of a head, "layer.head" (None: that of the largest sink), on the first row's first t
+    <= MAP_TOKENS tokens: [{layer, head, weights, gate, queries}], or [] without any weights.
 
     weights: (t, t). gate: (t,), the mean over the head's channels of the gate on its readout; empty
     if none multiplies. queries: {kind: their positions}, without those of kind "other".
@@ -132,34 +126,24 @@ def attention_maps(
         for head, share in enumerate(layer["sink"]["share"]):
             if share is not None:
                 sinks[f"{i}.{head}"] = share
-    for name in wanted:
-        if name not in sinks:
-            raise UserError(
-                f"maps={name!r}: write layer.head, of a head that is there and has weights"
-            )
-    if not wanted and sinks:
-        wanted = [max(sinks, key=sinks.get), min(sinks, key=sinks.get)]
-    queries = {}
-    for name, mask in masks.items():
-        if name != "other":
-            queries[name] = mask[0, :MAP_TOKENS].nonzero().flatten().tolist()
+    if name is None and not sinks:
+        return []
+    name = name or max(sinks, key=sinks.get)
+    if name not in sinks:
+        raise UserError(f"map={name!r}: write layer.head, of a head that is there and has weights")
+    layer, head = map(int, name.split("."))
 
     def measure(seen):
         if not seen.has_weights:
             return None
         gate = probe.head_gates(seen)
-        gates = [[]] * seen.mixer.n_head if gate is None else gate[0].T
-        return probe.weights_of(seen)[0], gates  # (H, t, t), (H, t)
+        shown = [] if gate is None else probe.to_json(gate[0, :, head])
+        return {"weights": probe.to_json(probe.weights_of(seen)[0, head]), "gate": shown}
 
     # causal: the first tokens' weights do not depend on the others
     seen = probe.probe(model, inputs[:1, :MAP_TOKENS], measure, dtype)
-    maps = []
-    for name in dict.fromkeys(wanted):
-        layer, head = map(int, name.split("."))
-        weights, gates = seen[layer]
-        shown = {"layer": layer, "head": head, "weights": probe.to_json(weights[head])}
-        maps.append(shown | {"gate": probe.to_json(gates[head]), "queries": queries})
-    return maps
+    queries = probe.places_of(masks, MAP_TOKENS)
+    return [{"layer": layer, "head": head, "queries": queries} | seen[layer]]
 
 
 def table(result: dict) -> str:

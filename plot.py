@@ -32,11 +32,11 @@ class PlotConfig:
 
 configurator.begin(__name__, PlotConfig, __doc__, positional="folders")
 
-import math
+import collections
 import os
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -46,7 +46,7 @@ from matplotlib.colors import PowerNorm
 from base.files import one_line, read_json, read_jsonl
 from configurator import UserError
 from study import report
-from study.drawing import legend_of, plain_ticks, write
+from study.drawing import write
 from study.rows import read_rows
 from study.token_page import write_page
 
@@ -69,9 +69,8 @@ def main(argv: list[str]) -> None:
 def draw(folder: Path) -> list:
     """Draws the figures of what the folder or the file holds. Returns their paths; raises
     UserError."""
-    if folder.suffix == ".json" and os.path.isfile(folder):
+    if os.path.isfile(folder):
         return [maps(folder)]
-    has_meters = os.path.isfile(folder / "meters.json")
     if os.path.isfile(folder / "rows.jsonl"):
         rows = read_rows(folder)
         runs = [(row["arm"], row["seed"]) for row in rows if "purpose" not in row]
@@ -79,15 +78,10 @@ def draw(folder: Path) -> list:
             raise UserError(
                 f"{folder}: two rows of an arm and a seed; experiment.py --run=false draws the config's"
             )
-        drawn = report.figures(rows, folder)
-        return [*drawn, maps(folder / "meters.json")] if has_meters else drawn
-    if os.path.isfile(folder / "metrics.jsonl") or has_meters:
-        return [page(folder)]
-    if os.path.isdir(folder) and any(folder.glob("*/claims.json")):
+        return report.figures(rows, folder)
+    if any(folder.glob("*/claims.json")):
         return report.draw_claims(folder)
-    raise UserError(
-        f"{folder}: has no metrics.jsonl (a run), rows.jsonl (an experiment) or */claims.json (several)"
-    )
+    return [page(folder)]
 
 
 # -- The losses of several runs --------------------------------------------------------------------
@@ -96,18 +90,12 @@ def draw(folder: Path) -> list:
 def curves(folders: list[Path]) -> Path:
     """Draws the validation losses of runs in curves.png, in the first one's folder, and returns its
     path. Raises UserError."""
-    figure, (by_step, by_time) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    figure, axes = plt.subplots()
     for folder in folders:
         metrics = read_jsonl(folder / "metrics.jsonl")
-        tokens_per_step = read_json(folder / "config.json")["tokens_per_step"]
-        speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
-        seconds_per_step = tokens_per_step / median(speeds)
-        steps, losses = losses_of(metrics, "eval", "val_loss")
-        by_step.plot(steps, losses, ".-", label=folder)
-        by_time.plot(seconds_per_step * steps, losses, ".-", label=folder)
-    by_step.set(xlabel="step", ylabel="validation loss (nats a token)")
-    by_time.set_xlabel("seconds: the run's steps at its median speed, without evaluations")
-    legend_of(figure)
+        axes.plot(*losses_of(metrics, "eval", "val_loss"), ".-", label=folder)
+    axes.set(xlabel="step", ylabel="validation loss (nats a token)")
+    axes.legend()
     # beside it, in out/, the default run would find a foreign file
     return write(figure, folders[0] / "curves.png")
 
@@ -128,9 +116,8 @@ def maps(file: Path) -> Path | str:
     panels = []
     for meters in read_json(file)["checkpoints"]:
         for shown in meters["maps"][:1]:
-            title = "{attention}, gate {gate}".format(**meters)
-            title += "\nlayer {layer}, head {head}".format(**shown)
-            panels.append((title, shown))
+            title = "{attention}, gate {gate}\nlayer {layer}, head {head}"
+            panels.append((title.format(**shown | meters), shown))
             if shown["gate"]:
                 left = np.array(shown["weights"]) * np.array(shown["gate"])[:, None]
                 panels.append(("weight times gate", shown | {"weights": left, "gate": []}))
@@ -169,21 +156,16 @@ def page(folder: Path) -> Path:
         panels.append((loss_panel, metrics))
     if os.path.isfile(folder / "meters.json"):
         meters = read_json(folder / "meters.json")["checkpoints"][-1]
-        title = (
-            "{attention}, gate {gate}, step {step}: on the first {rows} rows of {tokens} tokens of "
-            "{dataset}, {split}"
-        ).format(**meters)
-        panels += [(sink_panel, meters), (heads_panel, meters), (residual_panel, meters)]
-        if any(layer["gates"] for layer in meters["layers"]):
-            panels.append((gate_panel, meters))
+        title = "{attention}, gate {gate}, step {step}".format(**meters)
+        panels += [(sink_panel, meters), (gate_panel, meters), (residual_panel, meters)]
     if not panels:
         raise UserError(
-            f"{folder}: its metrics.jsonl is empty, so that there is nothing to draw yet"
+            f"{folder}: has no metrics.jsonl (a run), meters.json, rows.jsonl (an experiment) or "
+            "*/claims.json (several), or they hold nothing yet"
         )
-    n_rows = math.ceil(len(panels) / 3)
-    figure = plt.figure(figsize=(14, 4 * n_rows), layout="constrained")
-    for i, (panel, numbers) in enumerate(panels, 1):
-        panel(figure.add_subplot(n_rows, 3, i), numbers)
+    figure, grid = plt.subplots(1, len(panels), figsize=(4 * len(panels), 4), squeeze=False)
+    for axes, (panel, numbers) in zip(grid.flat, panels, strict=True):
+        panel(axes, numbers)
     figure.suptitle(title)
     return write(figure, folder / "page.png")
 
@@ -212,43 +194,26 @@ def sink_panel(axes: plt.Axes, meters: dict) -> None:
     axes.legend()
 
 
-def heads_panel(axes: plt.Axes, meters: dict) -> None:
-    """The weight on token 0 by layer and head, an image with a row per layer; white where it is not
-    known."""
-    image = axes.imshow(sinks_of(meters, "share"), aspect="auto", vmin=0)
-    axes.figure.colorbar(image, ax=axes, label="weight on token 0")
-    axes.set(xlabel="head", ylabel="layer", title="Sink of each head")
-    axes.locator_params(integer=True)
-
-
 def gate_panel(axes: plt.Axes, meters: dict) -> None:
-    """The distribution of the gate's values: an image with a row per layer and position."""
-    names = []
-    spread = []
-    means = []
+    """The values of the gates by layer, means over the heads: a line per position."""
+    means = collections.defaultdict(list)
     for i, layer in enumerate(meters["layers"]):
         for position, gate in layer["gates"].items():
-            names.append(f"{i} {position}")
-            spread.append(np.mean(gate["histogram"], axis=0))
-            means.append(fmean(gate["mean"]))
-    # the last bin: values above 1
-    image = axes.imshow(spread, aspect="auto", extent=(0, 1.05, len(names) - 0.5, -0.5))
-    axes.figure.colorbar(image, ax=axes, label="share of the values")
-    axes.plot(means, range(len(names)), "o", color="white", markeredgecolor="black")
-    every = 1 + len(names) // 14
-    axes.set_yticks(range(0, len(names), every), names[::every])
-    axes.set(xlabel="size of the gate (dot: mean, last bin: above 1)", ylabel="layer", title="Gate")
+            means[position].append((i, fmean(gate["mean"])))
+            means[f"{position}, share under 0.1"].append((i, fmean(gate["below_0.1"])))
+    for label, points in means.items():
+        axes.plot(*zip(*points, strict=True), "o-", label=label)
+    axes.set(xlabel="layer", title="Gate", ylim=(0, None))
+    if means:
+        axes.legend()
 
 
 def residual_panel(axes: plt.Axes, meters: dict) -> None:
-    """The largest and the median activation by layer."""
+    """The largest activation by layer."""
     residuals = [layer["residual"] for layer in meters["layers"]]
-    axes.plot([at["max"] for at in residuals], "^-", label="largest |h|")
-    medians = [at["max"] / at["max_over_median"] for at in residuals]
-    axes.plot(medians, "o-", label="median |h|")
-    axes.set(xlabel="layer", ylabel="|h| after the layer", yscale="log")
-    plain_ticks(axes.yaxis, (1, 2, 5))
-    axes.set_title(f"Residual stream ({meters['dtype']})")
+    axes.plot([at["max"] for at in residuals], "o-", label="largest |h|")
+    axes.plot([at["max_over_median"] for at in residuals], "^-", label="over the median")
+    axes.set(xlabel="layer", title=f"Residual stream ({meters['dtype']})")
     axes.legend()
 
 

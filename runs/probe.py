@@ -162,11 +162,21 @@ def query_masks(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, 
     return masks | {"other": rest} if kinds else masks
 
 
+def places_of(masks: dict[str, torch.Tensor], length: int) -> dict[str, list[int]]:
+    """{kind: its positions among the first ones of the first row}, without those of kind
+    "other"."""
+    places = {}
+    for name, mask in masks.items():
+        if name != "other":
+            places[name] = mask[0, :length].nonzero().flatten().tolist()
+    return places
+
+
 def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     """What the queries 1..T-1 get from token 0, as docs/meters.md defines it: numbers per head.
 
     masks: {kind: (B, T) bool}, the queries that are measured apart; their gates, too. Without
-    weights every number is None, but for "uniform".
+    weights every number is None.
     """
     mixer = seen.mixer
     B, T, _ = seen.x.shape
@@ -186,8 +196,6 @@ def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
         sizes = values_of(seen).norm(dim=-1)  # (B, T, H)
         median = sizes[:, 1:].median(1).values.clamp(min=1e-30)
         norms = to_json((sizes[:, 0] / median).mean(0))
-    positions = torch.arange(T, device=seen.x.device)
-    by_query["uniform"] = (1 / (positions + 1)).expand(B, 1, -1)
 
     def means(mask):
         found = {}
@@ -199,7 +207,8 @@ def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     for name, mask in masks.items():
         gates = gate_meters(seen, mask) if mask.any() else {}
         kinds[name] = means(mask) | {"gates": gates}
-    queries = (positions > 0).expand(B, -1)
+    queries = torch.ones(B, T, dtype=torch.bool, device=seen.x.device)
+    queries[:, 0] = False
     return means(queries) | {"kind": kind, "value_norm": norms, "kinds": kinds}
 
 
@@ -265,22 +274,15 @@ def ratio(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 def readout_factor(seen: Seen) -> torch.Tensor:
     """(B, T, H, D): what the pass multiplied the readout by, entry by entry, up to out_proj: its
-    norm, its activation, its gates and its scale, but not what a gate added."""
+    norm, its activation, its gates and its scale; NaN where a gate adds to it."""
     o, denominator = readout_of(seen)
     o = o / denominator
     if seen.projection.skip is not None:
         o = o + seen.projection.skip
-    last_call = {}
-    for calls in seen.gates.values():
-        last_call[calls[-1].gate] = calls[-1]
-    factor: Any = 1.0
-    for gate in (*seen.mixer.before_norm, *seen.mixer.after_norm):
-        call = last_call[gate]
-        factor = factor * ratio(call.y, o)
-        if gate.is_factor:
-            factor = factor * call.value()
-        o = call.output
-    return factor * ratio(seen.readout.view_as(o), o)
+    gates = (*seen.mixer.before_norm, *seen.mixer.after_norm)
+    if not all(gate.is_factor for gate in gates):
+        return torch.full_like(o, math.nan)
+    return ratio(seen.readout.view_as(o), o)
 
 
 # -- All meters of a model -------------------------------------------------------------------------
@@ -330,7 +332,6 @@ def layer_meters(
         residual = {
             "max": to_json(size.max()),
             "max_over_median": to_json(size.max().item() / max(size.median().item(), 1e-30)),
-            "row": int(row),
             "position": int(position),
             "token": int(inputs[row, position]),
             "channel": int(channel),
@@ -394,7 +395,7 @@ def summary(layers: list[dict], T: int) -> dict:
     kinds: dict = {}
     for name in sinks[0]["kinds"]:
         of_kind = [sink["kinds"][name] for sink in sinks]
-        kinds[name] = {number: mean_of(of_kind, number) for number in (*BY_QUERY, "uniform")}
+        kinds[name] = {number: mean_of(of_kind, number) for number in BY_QUERY}
         kinds[name]["gate_mean"] = mean_by_position(of_kind, "mean")
     return {
         "gate_mean": mean_by_position(layers, "mean"),

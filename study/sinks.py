@@ -1,17 +1,14 @@
-"""What the first token gets, by kind of query: the table and the figure of an experiment with
-sinks.
+"""What the first token gets, by kind of query: the figure of an experiment with sinks.
 
-Both are made from the field "sinks" of the rows, which holds the meters of each kind of query at
+It is made from the field "sinks" of the rows, which holds the meters of each kind of query at
 each evaluation (docs/meters.md), if the data set names kinds, as data/backcopy does. "other" are
 the queries of no named kind: those where the head has nothing to do.
 """
 
 import collections
-import statistics
 from pathlib import Path
 
 from study.drawing import arm_looks, curve_panels
-from study.page import Table
 from study.rows import is_finite
 
 # their colours come first
@@ -32,31 +29,9 @@ def numbers_of(point: dict) -> dict[str, float | None]:
     return numbers
 
 
-def table(rows: list[dict]) -> Table | None:
-    """What token 0 gets by kind of query at the end, means over the seeds: a line per arm."""
-    ends: dict = {}
-    for row in rows:
-        if row.get("sinks"):
-            of_arm = ends.setdefault(row["arm"], collections.defaultdict(list))
-            for name, value in numbers_of(row["sinks"][-1]).items():
-                if is_finite(value):
-                    of_arm[name].append(value)
-    if not ends:
-        return None
-    names = list(dict.fromkeys(name for of_arm in ends.values() for name in of_arm))
-    cells = []
-    for arm, of_arm in ends.items():
-        line = [arm]
-        for name in names:
-            line.append(f"{statistics.fmean(of_arm[name]):.4g}" if name in of_arm else "-")
-        cells.append(line)
-    title = "token 0 by kind of query, means over the seeds; effective: written of it over the residual stream"
-    return Table(title, ["arm", *names], cells)
-
-
 def figure(rows: list[dict], path: Path) -> Path:
-    """Draws each number of the table against the step, a panel for each. Arms with fewer seeds than
-    others are left to the table. Returns the path."""
+    """Draws each number against the step, a panel for each. Arms with fewer seeds than others are
+    left out. Returns the path."""
     rows = [row for row in rows if row.get("sinks")]
     counts = collections.Counter(row["arm"] for row in rows)
     panels: dict = {}

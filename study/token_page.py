@@ -67,16 +67,12 @@ def write_page(path: Path, text: str | None = None) -> Path:
         n -= 1
     ids = ids[:n]
     inputs = torch.tensor([ids], device=model.wte.weight.device)
-    kinds = {}
-    for name, mask in probe.query_masks(inputs, dataset.kinds).items():
-        if name != "other":
-            kinds[name] = mask[0].nonzero().flatten().tolist()
     page = {
         "meters": {name: value for name, value in meters.items() if name != "maps"},
         "is_own_text": text is not None,
         "is_text": is_text,
         "tokens": [word_of(tokenizer, i) for i in ids],
-        "kinds": kinds,
+        "kinds": probe.places_of(probe.query_masks(inputs, dataset.kinds), n),
         "layers": probe.probe(model, inputs, measure, meters["dtype"]),
     }
     data = json.dumps(page).replace("<", "\\u003c")  # a token may be </script>

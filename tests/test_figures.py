@@ -1,4 +1,4 @@
-"""The figures of runs and of an experiment, and its table of sinks, from rows made by hand."""
+"""The figures of runs and of an experiment, from rows made by hand."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ from made_rows import line_of, listed, made_row, rows_of, write_rows
 
 import plot
 from base import files
-from study import drawing, report, sinks
+from study import drawing, report
 
 
 def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, drawn):
@@ -51,16 +51,13 @@ def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, help
     assert "two rows of an arm and a seed" in helpers.error_of(plot.draw, tmp_path)
 
 
-def test_runs_named_together_are_drawn_in_one_figure_against_steps_and_seconds(tmp_path, drawn):
-    for name, median in {"a": 100, "b": 400}.items():
-        rows = [{"event": "eval", "step": step, "val_loss": 3 - step / 10} for step in (0, 10)]
-        rows += [{"event": "train", "step": 5, "loss": 2.5, "tokens_per_second": n} for n in (1, median, 9000)]
+def test_runs_named_together_are_drawn_in_one_figure(tmp_path, drawn):
+    for name, loss in {"a": 4, "b": 3}.items():
+        rows = [{"event": "eval", "step": step, "val_loss": loss - step / 10} for step in (0, 10)]
         write_rows(tmp_path / name, rows, "metrics.jsonl")
-        about = {"tokens_per_step": 200, "config": {"dataset": f"data/{name}"}}
-        (tmp_path / name / "config.json").write_text(json.dumps(about))
     plot.main([str(tmp_path / name) for name in "ab"])
-    lines = [line_of(axes, str(tmp_path / "b")).get_xydata().tolist() for axes in drawn["curves.png"].axes]
-    assert lines == [[[0, 3], [10, 2]], [[0, 3], [5, 2]]]
+    (axes,) = drawn["curves.png"].axes
+    assert line_of(axes, str(tmp_path / "b")).get_xydata().tolist() == [[0, 3], [10, 2]]
 
 
 def test_a_figure_of_two_runs_leaves_the_folder_around_them_free_for_the_default_run(tmp_path):
@@ -68,9 +65,7 @@ def test_a_figure_of_two_runs_leaves_the_folder_around_them_free_for_the_default
     for name in "ab":
         files.claim(out / name, "run")
         rows = [{"event": "eval", "step": step, "val_loss": 3 - step} for step in (0, 1)]
-        rows.append({"event": "train", "step": 0, "loss": 3.0, "tokens_per_second": 9})
         write_rows(out / name, rows, "metrics.jsonl")
-        (out / name / "config.json").write_text('{"tokens_per_step": 9}')
     plot.main([str(out / name) for name in "ab"])
     assert (out / "a" / "curves.png").is_file()
     assert not files.claim(out, "run")  # raises where it holds what is not of a run
@@ -145,17 +140,8 @@ def row(arm, seed, share, gate=None, norm=0.5):
 ROWS = [row("headwise", s, 0.5, 0.9) for s in range(2)] + [row("none", s, (0.8, 0.9)[s], norm=0.1) for s in range(2)]
 
 
-def test_the_table_has_a_line_per_arm_with_its_means():
-    found = sinks.table(ROWS)
-    gated, plain = (dict(zip(found.header, cells, strict=True)) for cells in found.cells)
-    assert (plain["weight, other"], plain["value norm of token 0"]) == ("0.85", "0.1")
-    names = ("effective sink, other", "gate on readout, other", "loss, other")
-    assert [plain[name] for name in names] == ["0.085", "-", "2"]
-    assert gated["gate on readout, trigger"] == "0.9"
-
-
 def test_every_seed_is_a_line_in_the_panel_of_each_number(tmp_path, drawn):
-    report.figures([*ROWS, row("gla", 0, 0.1)], tmp_path)  # an arm with fewer seeds is in the table alone
+    report.figures([*ROWS, row("gla", 0, 0.1)], tmp_path)  # an arm with fewer seeds is left out
     panels = {axes.get_title(): axes for axes in drawn["sink.png"].axes}
     weight, gate = panels["weight, other"], panels["gate on readout, trigger"]
     assert len(weight.lines) == 6 and len(gate.lines) == 3

@@ -75,10 +75,10 @@ def test_an_edited_hidden_state_with_an_axis_more_is_one_line_and_trains_without
 
 def test_several_checkpoints_give_one_file_which_the_page_is_drawn_of(trained):
     both = f"--checkpoint={trained / 'best.pt'},{trained / 'ckpt.pt'}"
-    meters.main([both, "--rows=4", "--maps=1.0,0.1", "--device=cpu", "--threads=1"])
+    meters.main([both, "--rows=4", "--map=1.0", "--device=cpu", "--threads=1"])
     written = json.loads((trained / "meters.json").read_text())["checkpoints"]
     assert [row["checkpoint"] for row in written] == both[13:].split(",")
-    assert [(shown["layer"], shown["head"]) for shown in written[1]["maps"]] == [(1, 0), (0, 1)]
+    assert [(shown["layer"], shown["head"]) for shown in written[1]["maps"]] == [(1, 0)]
     assert written[1]["losses"]["all"] > 0
     plot.main([str(trained)])
     assert (trained / "page.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -110,10 +110,10 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
             assert (sink[name] == [None, None]) == has_none and (has_none or None not in sink[name]), name
         assert (sink["kind"] == "none") == has_none
         assert None not in layer["gates"]["readout"]["mean"] + [layer["branch"]]
-    assert {shown["layer"] for shown in row["maps"]} == {0, 1} - {*without}
+    assert {shown["layer"] for shown in row["maps"]} <= {0, 1} - {*without}
     short = probe.summary(row["layers"], row["tokens"])
     assert (short["sink"] is None) == (len(without) == 2) and short["gate_mean"]
-    assert "a head that is there and has weights" in helpers.error_of(meters.main, [*words, "--maps=0.1"])
+    assert "a head that is there and has weights" in helpers.error_of(meters.main, [*words, "--map=0.1"])
 
     plot.main([str(out), str(out / "meters.json")])
     titles = {axes.get_title().split(" ")[0] for axes in drawn["page.png"].axes}

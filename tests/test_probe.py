@@ -131,13 +131,11 @@ def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
     gate, close = mixer.gates["readout"], functools.partial(pytest.approx, rel=1e-3)
     for name, own in (positions | {"all": range(1, T)}).items():
         kind = sink["kinds"].get(name, sink)
-        assert kind["uniform"] == [close(sum(1 / (i + 1) for i in own) / len(own))]
         for meter in ("share", "effective"):
             assert kind[meter] == close(each[meter][0][:, own].mean(1).tolist())
         if name != "all":
             values = gate.value(gate.logits(x))[0, own, :, 0]
             assert kind["gates"]["readout"]["mean"] == close(values.mean(0).tolist())
-    assert sink["uniform"] == [close(probe.baseline(T))]
     sizes = mixer.project(x, None, 0).v[0, :, 0].norm(dim=-1).tolist()  # of the values, which all heads share
     assert sink["value_norm"] == [close(sizes[0] / statistics.median_low(sizes[1:]))] * H
 
@@ -165,7 +163,7 @@ def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found(pos
     added = block.norm_1(block.mixer(x)) if post_norm else block.mixer(block.norm_1(x))
     assert layers[0]["branch"] == pytest.approx((added.norm(dim=-1) / x.norm(dim=-1)).mean().item(), rel=1e-3)
     for found in (layer["residual"] for layer in layers):
-        assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
+        assert [found[name] for name in ("position", "token", "channel")] == [5, 7, 3]
         assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 100
     monkeypatch.setattr(probe, "TRAINING_LENGTH", 4)  # of a long row: weights take memory with its square
     of_run = probe.training_meters(model, data_of(tokens), T, "float32")

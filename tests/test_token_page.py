@@ -43,7 +43,7 @@ def triangles(data, layer):
 def test_its_numbers_are_those_of_meters_json(n_head, text, helpers, tmp_path):
     keys = dict(attention="softmax,gla", gate="elementwise+elementwise@output", n_head=n_head, post_norm=n_head == 1)
     out = helpers.train(text, tmp_path, **keys)
-    _, measured, data = made(out, maps=f"0.0,1.{n_head - 1}")
+    _, measured, data = made(out, map=f"1.{n_head - 1}")
     assert data["meters"] == {name: value for name, value in measured.items() if name != "maps"}
     for of_tokens, layer in zip(data["layers"], measured["layers"], strict=True):
         expected = {"share": layer["sink"]["share"], "effective": layer["sink"]["effective"]}
