@@ -201,10 +201,10 @@ def summarize(sums: torch.Tensor, dataset: Dataset, split: str) -> dict:
     """sums (slices, 2, block_size, 3) -> the numbers of the split: loss (nats per label),
     perplexity, accuracy; slices, or those of a text, with loss_of (`parts_of_loss`).
 
-    Bits per byte divide by the bytes of the split, so a sample of it has none, nor losses by
-    position. Word perplexity is
-    that of WikiText-103 alone, since code and bytes have no words: published figures of its raw
-    version, too, divide by the words of the tokenised one, "published_words".
+    Bits per byte divide by the bytes of the split, so a sample of it has none, nor by_position: the
+    losses in at most POSITION_BINS parts of the window, in turn. Word perplexity is that of
+    WikiText-103 alone, since code and bytes have no words: published figures of its raw version,
+    too, divide by the words of the tokenised one, "published_words".
     """
     of_slices = sums.sum((1, 2))  # (slices, 3)
     nats, labels, correct = of_slices.sum(0).tolist()
@@ -227,7 +227,8 @@ def summarize(sums: torch.Tensor, dataset: Dataset, split: str) -> dict:
         return result
     result["bits_per_byte"] = nats / math.log(2) / counts["bytes"]
     result["bytes"] = counts["bytes"]
-    result["by_position"] = loss_by_position(sums[0])
+    width = math.ceil(sums.shape[2] / POSITION_BINS)
+    result["by_position"] = [mean_loss(part) for part in sums[0].split(width, dim=1)]
     text = dataset.meta["parameters"].get("text", {}).get(split, {})
     words = text.get("published_words")
     if words:
@@ -244,35 +245,25 @@ def perplexity(nats: float) -> float:
 def parts_of_loss(sums: torch.Tensor) -> dict[str, float]:
     """The mean losses of the labels in the first eighth of a window (near), in its second half
     (far), behind repeated strings (repeated) and elsewhere, and the two differences; what has no
-    label is left out."""
+    label is left out. sums: (2, block_size, 3)"""
     T = sums.shape[1]
     parts = {
-        "near": sums[:, : T // 8],
-        "far": sums[:, T // 2 :],
-        "repeated": sums[1:],
-        "elsewhere": sums[:1],
+        "near": mean_loss(sums[:, : T // 8]),
+        "far": mean_loss(sums[:, T // 2 :]),
+        "repeated": mean_loss(sums[1:]),
+        "elsewhere": mean_loss(sums[:1]),
     }
-    losses = {}
-    for name, part in parts.items():
-        nats, labels, _ = part.sum((0, 1)).tolist()
-        if labels:
-            losses[name] = nats / labels
+    losses = {name: loss for name, loss in parts.items() if loss is not None}
     for one, other in (("far", "near"), ("repeated", "elsewhere")):
         if one in losses and other in losses:
             losses[f"{one}_minus_{other}"] = losses[one] - losses[other]
     return losses
 
 
-def loss_by_position(sums: torch.Tensor) -> list[list]:
-    """[[first position, mean loss]] of at most POSITION_BINS parts of the window that have labels.
-    sums: (2, block_size, 3)"""
-    width = math.ceil(sums.shape[1] / POSITION_BINS)
-    losses = []
-    for i, part in enumerate(sums.sum(0).split(width)):
-        nats, labels, _ = part.sum(0).tolist()
-        if labels:
-            losses.append([i * width, nats / labels])
-    return losses
+def mean_loss(sums: torch.Tensor) -> float | None:
+    """(2, n, 3) -> nats per label; None without any."""
+    nats, labels, _ = sums.sum((0, 1)).tolist()
+    return nats / labels if labels else None
 
 
 def evaluation_rows(config, dataset: Dataset) -> int:

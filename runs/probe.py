@@ -54,27 +54,22 @@ def probe(
                 f"meters: the hidden state of a block is {tuple(stream.shape)}, and they read one of "
                 f"(batch, tokens, n_embd), {expected}; train with --meters=false"
             )
-        y = notes.y
-        scale = 1 / at_least_float32(stream).norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        seen.names = names_of_gates(model, block)
+        seen.stream = stream
+        seen.residual = output
+        seen.scale = 1 / at_least_float32(stream).norm(dim=-1, keepdim=True).clamp(min=1e-30)
         if block.post_norm:  # the norm behind the mixer scales a part of y as it scales y
-            y = block.norm_1(at_least_float32(notes.y))
-            scale = scale * ratio(y, notes.y)
-        names = names_of_gates(model, block)
-        gates: dict = {}
-        for call in notes.calls:
-            gates.setdefault(names[call.gate], []).append(call)
-        seen = Seen(
-            block.mixer, notes.x, y, notes.projection, notes.o, notes.readout, gates,
-            stream=stream, residual=output, scale=scale,
-        )  # fmt: skip
-        notes.clear()
+            y = at_least_float32(seen.y)
+            seen.y = block.norm_1(y)
+            seen.scale = seen.scale * ratio(seen.y, y)
         results.append(measure(seen))
+        vars(seen).update(vars(Seen()))
 
     with contextlib.ExitStack() as stack:
         stack.callback(model.train, was_training)
         model.eval()
         mixers = [block.mixer for block in model.blocks]
-        notes = stack.enter_context(recording(mixers, all_gates(model)))
+        seen = stack.enter_context(recording(mixers, all_gates(model)))
         for block in model.blocks:
             # before FSDP's own, which lets go of the block's weights
             stack.enter_context(block.register_forward_hook(of_block, prepend=True))

