@@ -105,7 +105,7 @@ def meters_of(path: str, config: MetersConfig, processes: Processes) -> dict:
         "dtype": dtype,
         "rows": len(inputs),
         "tokens": inputs.shape[1],
-        "sink_baseline": probe.to_json(probe.baseline(inputs.shape[1])),
+        "sink_baseline": probe.baseline(inputs.shape[1]),
         "layers": layers,
         "losses": probe.losses_by_kind(model, inputs, targets, queries, dtype),
         "maps": attention_map(model, inputs, layers, masks, config.map, dtype),
@@ -157,7 +157,7 @@ def table(result: dict) -> str:
     lines = [
         "{checkpoint} (step {step}, {attention}, gate {gate}), {dtype}".format(**result),
         "on the first {rows} rows of {tokens} tokens of {dataset}, {split}".format(**result),
-        f"loss {result['losses']['all']}, sink of uniform weights {result['sink_baseline']}",
+        f"loss {result['losses']['all']}, sink of uniform weights {result['sink_baseline']:.4g}",
         *aligned(rows),
         "",
     ]

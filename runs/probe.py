@@ -269,15 +269,20 @@ def ratio(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 def readout_factor(seen: Seen) -> torch.Tensor:
     """(B, T, H, D): what the pass multiplied the readout by, entry by entry, up to out_proj: its
-    norm, its activation, its gates and its scale; NaN where a gate adds to it."""
+    norm, its activation, its gates and its scale, but not what a gate added."""
     o, denominator = readout_of(seen)
     o = o / denominator
     if seen.projection.skip is not None:
         o = o + seen.projection.skip
-    gates = (*seen.mixer.before_norm, *seen.mixer.after_norm)
-    if not all(gate.is_factor for gate in gates):
-        return torch.full_like(o, math.nan)
-    return ratio(seen.readout.view_as(o), o)
+    last_call = {call.gate: call for call in seen.calls}
+    factor: Any = 1.0
+    for gate in (*seen.mixer.before_norm, *seen.mixer.after_norm):
+        call = last_call[gate]
+        factor = factor * ratio(call.y, o)
+        if gate.is_factor:
+            factor = factor * call.value()
+        o = call.output
+    return factor * ratio(seen.readout.view_as(o), o)
 
 
 # -- All meters of a model -------------------------------------------------------------------------
