@@ -87,7 +87,7 @@ def meters_of(path: str, config: MetersConfig, processes: Processes) -> dict:
     dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
     T = model.config.block_size
     memory.check_evaluation(config, model, dataset, T)
-    inputs, targets, _ = probe.first_rows(dataset, config.split, config.rows, T)
+    inputs, targets = probe.first_rows(dataset, config.split, config.rows, T)
     inputs = inputs.to(processes.device)
     targets = targets.to(processes.device)
     masks = probe.query_masks(inputs, dataset.kinds)

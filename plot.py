@@ -32,12 +32,8 @@ class PlotConfig:
 
 configurator.begin(__name__, PlotConfig, __doc__, positional="folders")
 
-import collections
 import os
-from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -45,6 +41,7 @@ from matplotlib.colors import PowerNorm
 
 from base.files import one_line, read_json, read_jsonl
 from configurator import UserError
+from runs import probe
 from study import report
 from study.drawing import write
 from study.rows import read_rows
@@ -91,19 +88,27 @@ def curves(folders: list[Path]) -> Path:
     """Draws the validation losses of runs in curves.png, in the first one's folder, and returns its
     path. Raises UserError."""
     figure, axes = plt.subplots()
+    lines = {}
     for folder in folders:
         metrics = read_jsonl(folder / "metrics.jsonl")
-        axes.plot(*losses_of(metrics, "eval", "val_loss"), ".-", label=folder)
+        lines[str(folder)] = losses_of(metrics, "eval", "val_loss")
+    draw_lines(axes, lines)
     axes.set(xlabel="step", ylabel="validation loss (nats a token)")
-    axes.legend()
     # beside it, in out/, the default run would find a foreign file
     return write(figure, folders[0] / "curves.png")
 
 
-def losses_of(metrics: list[dict], event: str, name: str) -> np.ndarray:
-    """(2, n): the steps of the rows of an event, and their losses."""
-    points = [(row["step"], row[name]) for row in metrics if row["event"] == event]
-    return np.array(points, dtype=float).reshape(-1, 2).T
+def losses_of(metrics: list[dict], event: str, name: str) -> list[tuple]:
+    return [(row["step"], row[name]) for row in metrics if row["event"] == event]
+
+
+def draw_lines(axes: plt.Axes, lines: dict[str, list]) -> None:
+    """{label: [(x, y), ...]}, with a legend of up to 16 lines."""
+    for label, points in lines.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), ".-", label=label)
+    if 0 < len(axes.lines) < 17:
+        axes.legend(fontsize="small")
 
 
 # -- Attention maps --------------------------------------------------------------------------------
@@ -147,74 +152,55 @@ def maps(file: Path) -> Path | str:
 
 
 def page(folder: Path) -> Path:
-    """Draws a run's page.png, a grid of panels, and returns its path. Raises UserError for a run
-    that has measured nothing yet."""
+    """Draws a run's page.png, a panel for each kind of number, and returns its path. Raises
+    UserError for a run that has measured nothing yet."""
     title = str(folder)
-    panels: list[tuple[Callable, Any]] = []
+    panels: dict = {}  # {title: {label: [(x, y), ...]}}
     metrics = read_jsonl(folder / "metrics.jsonl")
     if metrics:
-        panels.append((loss_panel, metrics))
+        panels["Loss by step"] = {
+            "training (one batch)": losses_of(metrics, "train", "loss"),
+            "validation": losses_of(metrics, "eval", "val_loss"),
+        }
     if os.path.isfile(folder / "meters.json"):
         meters = read_json(folder / "meters.json")["checkpoints"][-1]
-        title = "{attention}, gate {gate}, step {step}".format(**meters)
-        panels += [(sink_panel, meters), (gate_panel, meters), (residual_panel, meters)]
+        title = "{attention}, gate {gate}, step {step}: numbers by layer".format(**meters)
+        for i, layer in enumerate(meters["layers"]):
+            for panel, numbers in numbers_of(layer).items():
+                lines = panels.setdefault(panel, {})
+                for label, number in numbers.items():
+                    if number is not None:
+                        lines.setdefault(label, []).append((i, number))
     if not panels:
         raise UserError(
             f"{folder}: has no metrics.jsonl (a run), meters.json, rows.jsonl (an experiment) or "
             "*/claims.json (several), or they hold nothing yet"
         )
-    figure, grid = plt.subplots(1, len(panels), figsize=(4 * len(panels), 4), squeeze=False)
-    for axes, (panel, numbers) in zip(grid.flat, panels, strict=True):
-        panel(axes, numbers)
+    figure, grid = plt.subplots(2, 3, figsize=(14, 8))
+    for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
+        draw_lines(axes, lines)
+        axes.set_title(panel)
     figure.suptitle(title)
     return write(figure, folder / "page.png")
 
 
-def loss_panel(axes: plt.Axes, metrics: list[dict]) -> None:
-    axes.plot(*losses_of(metrics, "train", "loss"), label="training (one batch)")
-    axes.plot(*losses_of(metrics, "eval", "val_loss"), "o-", label="validation")
-    axes.set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
-    axes.legend()
-
-
-def sinks_of(meters: dict, name: str) -> np.ndarray:
-    """(layers, heads): a number of the sink, NaN where no weights are known."""
-    return np.array([layer["sink"][name] for layer in meters["layers"]], dtype=float)
-
-
-def sink_panel(axes: plt.Axes, meters: dict) -> None:
-    """The weight on token 0 by layer, a dot per head, and what is written of it."""
-    shares = sinks_of(meters, "share")
-    axes.plot(shares, "o", color="0.7")
-    axes.plot(shares.mean(1), label="weight, mean of the heads")
-    axes.plot(sinks_of(meters, "effective").mean(1), "^--", label="effective sink, mean")
-    axes.axhline(meters["sink_baseline"], color="0.4", linestyle=":", label="uniform weights")
-    kinds = {layer["sink"]["kind"] for layer in meters["layers"]}
-    axes.set(title=f"Sink ({', '.join(kinds)})", xlabel="layer", ylabel="share of token 0")
-    axes.legend()
-
-
-def gate_panel(axes: plt.Axes, meters: dict) -> None:
-    """The values of the gates by layer, means over the heads: a line per position."""
-    means = collections.defaultdict(list)
-    for i, layer in enumerate(meters["layers"]):
-        for position, gate in layer["gates"].items():
-            means[position].append((i, fmean(gate["mean"])))
-            means[f"{position}, share under 0.1"].append((i, fmean(gate["below_0.1"])))
-    for label, points in means.items():
-        axes.plot(*zip(*points, strict=True), "o-", label=label)
-    axes.set(xlabel="layer", title="Gate", ylim=(0, None))
-    if means:
-        axes.legend()
-
-
-def residual_panel(axes: plt.Axes, meters: dict) -> None:
-    """The largest activation by layer."""
-    residuals = [layer["residual"] for layer in meters["layers"]]
-    axes.plot([at["max"] for at in residuals], "o-", label="largest |h|")
-    axes.plot([at["max_over_median"] for at in residuals], "^-", label="over the median")
-    axes.set(xlabel="layer", title=f"Residual stream ({meters['dtype']})")
-    axes.legend()
+def numbers_of(layer: dict) -> dict[str, dict]:
+    """{panel: {label: number}} of the meters of one layer, means over its heads."""
+    sink = layer["sink"]
+    residual = layer["residual"]
+    return {
+        "Weight of each head on token 0": {f"head {i}": x for i, x in enumerate(sink["share"])},
+        "Token 0": {
+            "weight": probe.mean_of([sink], "share"),
+            "effective sink": probe.mean_of([sink], "effective"),
+        },
+        "Value norm of token 0": {"over the median": probe.mean_of([sink], "value_norm")},
+        "Gate": probe.mean_by_position([layer], "mean"),
+        "Residual stream": {
+            "largest |h|": residual["max"],
+            "over the median": residual["max_over_median"],
+        },
+    }
 
 
 if __name__ == "__main__":

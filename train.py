@@ -688,7 +688,7 @@ def stop_if_it_overflows(run: Run) -> None:
     """Ends the run if the output is not finite, before a save replaces the last good checkpoint: an
     update may make weights so large that only the next loss shows it."""
     model, processes = run.model, run.processes
-    inputs = first_rows(run.dataset.parts[0], "val", 1, run.config.block_size)[0]
+    inputs, _ = first_rows(run.dataset.parts[0], "val", 1, run.config.block_size)
     inputs = inputs.to(processes.device)
     with parallel.eager(model), torch.no_grad(), autocast(processes.device_type, run.dtype):
         model.eval()

@@ -36,15 +36,14 @@ TRAINING_LENGTH = 2048  # of each row, at most: the weights of more would take G
 def probe(
     model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtype: str = "float32"
 ) -> list:
-    """Runs the model on inputs (B, T) and calls measure(seen) after each block. Returns the results
-    by layer.
+    """Runs the model, which is in evaluation mode, on inputs (B, T) and calls measure(seen) after
+    each block. Returns the results by layer.
 
     A gate that is in no block, but runs before one, is seen in that layer. The model is left
     without hooks. Raises UserError where an edit has given blocks another hidden state than (B, T,
     C).
     """
     results = []
-    was_training = model.training
     expected = (*inputs.shape, model.config.n_embd)
 
     def of_block(block, args, output):
@@ -66,8 +65,6 @@ def probe(
         vars(seen).update(vars(Seen()))
 
     with contextlib.ExitStack() as stack:
-        stack.callback(model.train, was_training)
-        model.eval()
         mixers = [block.mixer for block in model.blocks]
         seen = stack.enter_context(recording(mixers, all_gates(model)))
         for block in model.blocks:
@@ -88,15 +85,18 @@ def to_json(x: torch.Tensor | list | float) -> Any:
     return float(f"{x:.4g}") if math.isfinite(x) else None
 
 
-def first_rows(dataset: Dataset, split: str, rows: int, block_size: int) -> tuple:
-    """The first batch of the split, (inputs, targets, slice): whole windows of a text, or rows of
-    one slice."""
-    if dataset.kind == "examples":
-        return next(dataset.eval_batches(split, rows, block_size))
-    block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
-    inputs, targets, name = next(dataset.eval_batches(split, rows, block_size))
-    whole = targets[:, -1] != IGNORE  # padding is no text
-    return inputs[whole], targets[whole], name
+def first_rows(
+    dataset: Dataset, split: str, rows: int, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first batch of the split, inputs and targets: whole windows of a text, or rows of one
+    slice."""
+    if dataset.kind == "stream":
+        block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
+    inputs, targets, _ = next(dataset.eval_batches(split, rows, block_size))
+    if dataset.kind == "stream":
+        whole = targets[:, -1] != IGNORE  # padding is no text
+        return inputs[whole], targets[whole]
+    return inputs, targets
 
 
 # -- Gates -----------------------------------------------------------------------------------------
@@ -160,11 +160,8 @@ def query_masks(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, 
 def places_of(masks: dict[str, torch.Tensor], length: int) -> dict[str, list[int]]:
     """{kind: its positions among the first ones of the first row}, without those of kind
     "other"."""
-    places = {}
-    for name, mask in masks.items():
-        if name != "other":
-            places[name] = mask[0, :length].nonzero().flatten().tolist()
-    return places
+    first = {name: mask[0, :length] for name, mask in masks.items() if name != "other"}
+    return {name: row.nonzero().flatten().tolist() for name, row in first.items()}
 
 
 def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
@@ -358,15 +355,12 @@ def losses_by_kind(
 ) -> dict:
     """{kind: nats a label, of the labels at its queries}; None where it has none."""
     losses = {}
-    was_training = model.training
-    model.eval()
     with autocast(inputs.device.type, dtype):
         for name, mask in masks.items():
             labels = targets.masked_fill(~mask, IGNORE)
             has_labels = (labels != IGNORE).any()
             loss = model(inputs, labels).item() if has_labels else math.nan
             losses[name] = loss if math.isfinite(loss) else None
-    model.train(was_training)
     return losses
 
 
@@ -377,14 +371,17 @@ def training_meters(model: GPT, dataset: Dataset, block_size: int, dtype: str) -
     """The `summary` of one forward pass on the first rows of the validation split, for a line of
     metrics.jsonl."""
     rows = max(4, TRAINING_TOKENS // dataset.longest("val", block_size))
-    inputs, targets, _ = first_rows(dataset, "val", rows, block_size)
+    inputs, targets = first_rows(dataset, "val", rows, block_size)
     device = model.wte.weight.device
     inputs = inputs[:, :TRAINING_LENGTH].to(device)
     targets = targets[:, :TRAINING_LENGTH].to(device)
     masks = query_masks(inputs, dataset.kinds)
+    was_training = model.training
+    model.eval()
     meters = summary(layer_meters(model, inputs, masks, dtype), inputs.shape[1])
     for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():
         meters["kinds"][name]["loss"] = loss
+    model.train(was_training)
     return meters
 
 

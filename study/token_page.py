@@ -53,7 +53,7 @@ def write_page(path: Path, text: str | None = None) -> Path:
     is_text = dataset.kind == "stream"
     tokenizer = tokenizer_of(dataset) if is_text or dataset.alphabet is not None else None
     if text is None:
-        inputs, _, _ = probe.first_rows(dataset, meters["split"], 1, model.config.block_size)
+        inputs, _ = probe.first_rows(dataset, meters["split"], 1, model.config.block_size)
         ids = inputs[0].tolist()
     elif tokenizer is None:
         raise UserError(

@@ -103,7 +103,7 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
     meters.main(helpers.words(checkpoint=tmp_path / "run", rows=4, device="cpu"))
     found = json.loads((tmp_path / "run" / "meters.json").read_text())["checkpoints"][0]
     assert found["layers"][0]["sink"]["kinds"].keys() == found["losses"].keys() - {"all"} == {"trigger", "other"}
-    inputs, _, _ = probe.first_rows(open_dataset(folder / "data"), "val", 4, 24)
+    inputs, _ = probe.first_rows(open_dataset(folder / "data"), "val", 4, 24)
     positions = [i for i, token in enumerate(inputs[0].tolist()) if token in (1, 2)]
     assert found["maps"][0]["queries"]["trigger"] == positions
 
