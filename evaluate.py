@@ -17,20 +17,16 @@ length and stride. For MQAR it reports the accuracy of each slice.
 from dataclasses import dataclass
 
 import configurator
-from base.files import find_checkpoint, find_data
+from base.files import find_checkpoint
 from configurator import key
-from keys import DTYPES, ROPE_SCALINGS
+from keys import ROPE_SCALINGS, ReadingKeys
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(ReadingKeys):
     checkpoint: str = key(
         "out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint
     )
-    dataset: str | None = key(
-        None, "folder of the data (None: what the checkpoint was trained on)", find=find_data
-    )
-    split: str = key("val", "the split of the data to score")
     batch_size: int = key(32, "number of rows scored at once", at_least=1)
     block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
     mask_documents: bool | None = key(
@@ -52,16 +48,6 @@ class EvaluateConfig:
         None, "gate values under this are set to zero (None: none)", above=0
     )
     eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
-    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
-    out: str | None = key(None, "file for the numbers as JSON (None: no file)")
-    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = key(
-        0,
-        "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)",
-        at_least=0,
-        at_most=512,
-    )
-    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
 configurator.begin(__name__, EvaluateConfig, __doc__)
@@ -110,7 +96,7 @@ def evaluate(
     if len(dataset.parts) == 1:
         return evaluate_part(model, dataset, split, tokens=tokens, **keys)
     is_sample = tokens is not None and tokens < dataset.counts(split)["tokens"]
-    result: dict = {"loss": 0.0, "perplexity": 0.0, "accuracy": 0.0, "labels": 0, "parts": {}}
+    result: dict = {"loss": 0.0, "accuracy": 0.0, "labels": 0, "parts": {}}
     for part, weight in zip(dataset.parts, dataset.weights, strict=True):
         share = math.ceil(weight * tokens) if is_sample else None
         numbers = evaluate_part(model, part, split, tokens=share, **keys)
@@ -324,13 +310,10 @@ def main(argv: list[str]) -> None:
     if config.out:
         check_output(config.out, "scores", "out")
     with Processes(config.device, config.threads) as processes:
-        about, results = run(config, processes)
-        if processes.is_main:
-            report(config, about, results)
+        run(config, processes)
 
 
-def run(config: EvaluateConfig, processes: Processes) -> tuple[dict, list[dict]]:
-    """(what was evaluated, the numbers at each context length). Raises UserError."""
+def run(config: EvaluateConfig, processes: Processes) -> None:
     rope = {}
     for name in ("rope_scaling", "rope_factor"):
         if getattr(config, name) is not None:
@@ -381,7 +364,8 @@ def run(config: EvaluateConfig, processes: Processes) -> tuple[dict, list[dict]]
             )
         results.append({"block_size": block_size, "stride": config.stride} | numbers)
     bar.close()
-    return about, results
+    if processes.is_main:
+        report(config, about, results)
 
 
 def report(config: EvaluateConfig, about: dict, results: list[dict]) -> None:
@@ -389,8 +373,8 @@ def report(config: EvaluateConfig, about: dict, results: list[dict]) -> None:
     if config.out:
         numbers = {"lengths": results} if config.lengths else results[0]
         write_text(config.out, json.dumps(about | numbers) + "\n")
-    print("{checkpoint} (step {step}, {attention}, gate {gate})".format(**about))
-    print("on {dataset}, {split}".format(**about))
+    title = "{checkpoint} (step {step}, {attention}, gate {gate}) on {dataset}, {split}"
+    print(title.format(**about))
     columns = [flat(result) for result in results]
     rows = []
     for name in max(columns, key=len):  # a short context has fewer numbers

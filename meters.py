@@ -18,29 +18,20 @@ loss are then measured for each kind apart, and for all other queries.
 from dataclasses import dataclass
 
 import configurator
-from base.files import find_checkpoint, find_data
+from base.files import find_checkpoint
 from configurator import key
-from keys import DTYPES
+from keys import ReadingKeys
 
 
 @dataclass
-class MetersConfig:
+class MetersConfig(ReadingKeys):
     checkpoint: list[str] = key(
         ["out/best.pt"], "checkpoints, earliest first (or their folders)", find=find_checkpoint
     )
-    dataset: str | None = key(
-        None, "folder of the data (None: what each checkpoint was trained on)", find=find_data
-    )
-    split: str = key("val", "the split of the data to read")
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
     map: str | None = key(
         None, "attention map to keep, as layer.head (None: that of the head of largest sink)"
     )
-    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
-    out: str | None = key(None, "file for the JSON (None: meters.json beside the last checkpoint)")
-    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = key(0, "CPU threads (0: OMP_NUM_THREADS, or cores)", at_least=0, at_most=512)
-    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
 configurator.begin(__name__, MetersConfig, __doc__, positional=None)
@@ -60,7 +51,7 @@ from study.page import aligned
 
 MAP_TOKENS = 64
 # of the table, as probe.summary names them
-COLUMNS = ("sink", "to_sink", "effective_sink", "value_norm", "max_activation", "max_over_median")
+COLUMNS = ("sink", "effective_sink", "value_norm", "max_activation", "max_over_median", "gate_mean")
 
 
 def main(argv: list[str]) -> None:
@@ -75,7 +66,7 @@ def main(argv: list[str]) -> None:
     results = [meters_of(path, config, processes) for path in config.checkpoint]
     write_text(out, json.dumps({"checkpoints": results}) + "\n")
     for result in results:
-        print(table(result))
+        report(result)
     print(f"written: {out}")
 
 
@@ -146,22 +137,16 @@ def attention_map(
     return [{"layer": layer, "head": head, "queries": queries} | seen[layer]]
 
 
-def table(result: dict) -> str:
-    """The numbers of a checkpoint as text: means over the heads, a line per layer."""
-    rows = [["layer", "mixer", "gate", "sink is of", *COLUMNS]]
+def report(result: dict) -> None:
+    """Prints the numbers of a checkpoint: means over the heads, a line per layer."""
+    print("{checkpoint} (step {step}, {attention}, gate {gate}), {dtype}".format(**result))
+    print("on the first {rows} rows of {tokens} tokens of {dataset}, {split}".format(**result))
+    print(f"loss {result['losses']['all']}, sink of uniform weights {result['sink_baseline']:.4g}")
+    rows = [["layer", *COLUMNS]]
     for i, layer in enumerate(result["layers"]):
         means = probe.summary([layer], result["tokens"])
-        gates = [f"{position} {mean}" for position, mean in means["gate_mean"].items()]
-        about = [str(i), layer["mixer"], ", ".join(gates), layer["sink"]["kind"]]
-        rows.append(about + [str(means[name]) for name in COLUMNS])
-    lines = [
-        "{checkpoint} (step {step}, {attention}, gate {gate}), {dtype}".format(**result),
-        "on the first {rows} rows of {tokens} tokens of {dataset}, {split}".format(**result),
-        f"loss {result['losses']['all']}, sink of uniform weights {result['sink_baseline']:.4g}",
-        *aligned(rows),
-        "",
-    ]
-    return "\n".join(lines)
+        rows.append([f"{i} {layer['mixer']}", *(str(means[name]) for name in COLUMNS)])
+    print(*aligned(rows), sep="\n")
 
 
 if __name__ == "__main__":

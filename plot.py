@@ -52,15 +52,13 @@ def main(argv: list[str]) -> None:
     config = configurator.load(PlotConfig, argv, positional="folders")
     folders = [Path(folder) for folder in config.folders]
     runs = [folder for folder in folders if os.path.isfile(folder / "metrics.jsonl")]
-    if len(runs) > 1:
-        with one_line("the losses cannot be drawn"):
+    with one_line(f"{', '.join(config.folders)}: cannot be drawn"):
+        if len(runs) > 1:
             print(curves(runs))
-    for folder in folders:
-        with one_line(f"{folder}: cannot be drawn"):
-            drawn = draw(folder)
+        for folder in folders:
+            print(*draw(folder), sep="\n")
             if config.html:
-                drawn.append(write_page(folder, config.text))
-        print(*drawn, sep="\n")
+                print(write_page(folder, config.text))
 
 
 def draw(folder: Path) -> list:
@@ -69,13 +67,7 @@ def draw(folder: Path) -> list:
     if os.path.isfile(folder):
         return [maps(folder)]
     if os.path.isfile(folder / "rows.jsonl"):
-        rows = read_rows(folder)
-        runs = [(row["arm"], row["seed"]) for row in rows if "purpose" not in row]
-        if len(runs) > len(set(runs)):
-            raise UserError(
-                f"{folder}: two rows of an arm and a seed; experiment.py --run=false draws the config's"
-            )
-        return report.figures(rows, folder)
+        return report.figures(read_rows(folder), folder)
     if any(folder.glob("*/claims.json")):
         return report.draw_claims(folder)
     return [page(folder)]
@@ -142,8 +134,8 @@ def maps(file: Path) -> Path | str:
             strip = axes.inset_axes((1.03, 0, 0.06, 1), sharey=axes)
             values = np.array(shown["gate"])[:, None]
             strip.imshow(values, cmap="gray", vmin=0, aspect="auto")
-            strip.set(xticks=[0], xticklabels=["gate"])
-            strip.tick_params(left=False, labelleft=False)
+            strip.axis("off")
+            strip.set_title("gate", fontsize="small")
     figure.colorbar(image, label="size of the weight (colours by its root)")
     return write(figure, file.with_name("maps.png"))
 

@@ -199,9 +199,8 @@ def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     for name, mask in masks.items():
         gates = gate_meters(seen, mask) if mask.any() else {}
         kinds[name] = means(mask) | {"gates": gates}
-    queries = torch.ones(B, T, dtype=torch.bool, device=seen.x.device)
-    queries[:, 0] = False
-    return means(queries) | {"kind": kind, "value_norm": norms, "kinds": kinds}
+    queries = torch.arange(T, device=seen.x.device) > 0
+    return means(queries.expand(B, -1)) | {"kind": kind, "value_norm": norms, "kinds": kinds}
 
 
 def readout_of(seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,7 +24,7 @@ from model import Softmax
 from ops.fast import at_least_float32
 from runs import probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
-from runs.hardware import Processes
+from runs.hardware import pick_device
 from runs.recorder import Seen
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -45,7 +45,7 @@ def write_page(path: Path, text: str | None = None) -> Path:
     out = file.with_name("page.html")
     check_output(out, "page of a text")
     meters = read_json(file)["checkpoints"][-1]
-    model, checkpoint = load_model(meters["checkpoint"], Processes("auto", 0).device)
+    model, checkpoint = load_model(meters["checkpoint"], pick_device("auto"))
     if checkpoint.get("iter_num") != meters["step"]:
         raise UserError(f"{file}: is older than {meters['checkpoint']}; run meters.py again")
     dataset = data_of(checkpoint, meters["folder"])

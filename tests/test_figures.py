@@ -45,12 +45,6 @@ def test_three_sizes_of_state_are_drawn_against_their_bytes_in_a_panel_per_kind(
     assert all(line_of(axes, "kda").get_xydata().tolist() == [[4, 50], [8, 50], [16, 50]] for axes in panels)
 
 
-def test_rows_of_two_versions_of_a_run_are_not_drawn_as_two_seeds(tmp_path, helpers):
-    rows = rows_of(listed(arms={"none": {}}))
-    write_rows(tmp_path, rows + [row | {"config": row["config"] | {"n_embd": 32}} for row in rows])
-    assert "two rows of an arm and a seed" in helpers.error_of(plot.draw, tmp_path)
-
-
 def test_runs_named_together_are_drawn_in_one_figure(tmp_path, drawn):
     for name, loss in {"a": 4, "b": 3}.items():
         rows = [{"event": "eval", "step": step, "val_loss": loss - step / 10} for step in (0, 10)]
