@@ -116,15 +116,17 @@ def gate_meter(gate: Gate, g: torch.Tensor) -> dict:
     }
 
 
-def gate_meters(seen: Seen, mask: torch.Tensor) -> dict[str, dict]:
-    """{name: the meter of a gate}, at the tokens of the mask (B, T), which has some."""
+def gate_meters(seen: Seen, mask: torch.Tensor | None = None) -> dict[str, dict]:
+    """{name: the meter of a gate}, at the tokens of the mask (B, T), which has some; None: at
+    all."""
     meters = {}
     for name, calls in seen.gates.items():
         logits = []
         for call in calls:
-            # a token may have several, as the sub-tokens of deltaproduct
-            g = call.g.unflatten(1, (mask.shape[1], -1))
-            logits.append(g[mask].flatten(0, 1))  # (tokens, heads, width)
+            g = call.g
+            if mask is not None:  # a token may have several, as the sub-tokens of deltaproduct
+                g = g.unflatten(1, (mask.shape[1], -1))[mask]
+            logits.append(g.flatten(0, -3))  # (tokens, heads, width)
         meters[name] = gate_meter(calls[0].gate, torch.cat(logits))
     return meters
 
@@ -318,8 +320,7 @@ def layer_meters(
     """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives them.
     Raises UserError for rows of one token."""
     if inputs.shape[1] < 2:
-        raise UserError("meters: rows of one token have no other to look at")
-    everywhere = torch.ones_like(inputs, dtype=torch.bool)
+        raise UserError("meters: rows of one token have no other to look at; use --meters=false")
 
     def measure(seen):
         branch = seen.y.float().norm(dim=-1) / seen.stream.float().norm(dim=-1).clamp(min=1e-30)
@@ -333,7 +334,7 @@ def layer_meters(
             "channel": int(channel),
         }
         return {
-            "gates": gate_meters(seen, everywhere),
+            "gates": gate_meters(seen),
             "sink": sink_meter(seen, masks),
             "branch": to_json(branch.mean()),
             "residual": residual,
