@@ -133,7 +133,7 @@ def maps(file: Path) -> Path | str:
         if shown["gate"]:
             strip = axes.inset_axes((1.03, 0, 0.06, 1), sharey=axes)
             values = np.array(shown["gate"])[:, None]
-            strip.imshow(values, cmap="gray", vmin=0, aspect="auto")
+            strip.imshow(values, cmap="gray", vmin=0, vmax=1, aspect="auto")
             strip.axis("off")
             strip.set_title("gate", fontsize="small")
     figure.colorbar(image, label="size of the weight (colours by its root)")

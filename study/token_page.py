@@ -28,9 +28,11 @@ from runs.hardware import pick_device
 from runs.recorder import Seen
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-MOST_BYTES, MOST_TOKENS = 2_800_000, 256
-BYTES_OF_WEIGHT, UNIT = 8 / 3, 1 / 32767  # 16 bits in base64; a weight is that many units
-BYTES_OF_TOKEN = 48  # a head's gate, sink, effective sink and what it writes, as text
+MOST_TOKENS = 256
+UNIT = 1 / 32767  # a weight is that many units
+# n tokens of a head take 4 / 3 n (n + 37) bytes: weights of 16 bits in base64, and as text the gate,
+# the sink, the effective sink and what the head writes
+MOST_BYTES = 2_800_000
 
 
 def write_page(path: Path, text: str | None = None) -> Path:
@@ -63,7 +65,7 @@ def write_page(path: Path, text: str | None = None) -> Path:
         ids = [*dataset.first_ids, *tokenizer.encode(text)][: model.config.block_size]
     heads = sum(block.mixer.n_head for block in model.blocks)
     n = min(len(ids), MOST_TOKENS)
-    while heads * n * (BYTES_OF_WEIGHT * (n + 1) / 2 + BYTES_OF_TOKEN) > MOST_BYTES:
+    while heads * 4 / 3 * n * (n + 37) > MOST_BYTES:
         n -= 1
     ids = ids[:n]
     inputs = torch.tensor([ids], device=model.wte.weight.device)
