@@ -327,11 +327,13 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         prune_gates(model, config.prune_below)
     if config.eight_bits:
         quantise(model)
-    about = vars(config) | {
+    about = {
+        "checkpoint": config.checkpoint,
         "step": checkpoint.get("iter_num"),
         "attention": model.config.attention,
         "gate": model.config.gate,
         "dataset": dataset.name,
+        "split": config.split,
         "version": dataset.meta["parameters"].get("version"),
         "tokenizer": dataset.tokenizer,
         "mask_documents": dataset.mask_documents,
@@ -339,6 +341,8 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
         "dtype": dtype,
         "rope_scaling": model.config.rope_scaling,
         "rope_factor": model.config.rope_factor,
+        "prune_below": config.prune_below,
+        "eight_bits": config.eight_bits,
     }
     results = []
     bar = tqdm(unit=" batch", disable=None if processes.is_main else True, leave=False)
