@@ -90,13 +90,12 @@ def first_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first batch of the split, inputs and targets: whole windows of a text, or rows of one
     slice."""
-    if dataset.kind == "stream":
-        block_size = min(block_size, dataset.counts(split)["tokens"] - 1)
-    inputs, targets, _ = next(dataset.eval_batches(split, rows, block_size))
-    if dataset.kind == "stream":
-        whole = targets[:, -1] != IGNORE  # padding is no text
-        return inputs[whole], targets[whole]
-    return inputs, targets
+    if dataset.kind == "examples":
+        return next(dataset.eval_batches(split, rows, block_size))[:2]
+    most = dataset.counts(split)["tokens"] - 1
+    inputs, targets, _ = next(dataset.eval_batches(split, rows, min(block_size, most)))
+    whole = targets[:, -1] != IGNORE  # padding is no text
+    return inputs[whole], targets[whole]
 
 
 # -- Gates -----------------------------------------------------------------------------------------

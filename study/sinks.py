@@ -11,9 +11,6 @@ from pathlib import Path
 from study.drawing import arm_looks, curve_panels
 from study.rows import is_finite
 
-# their colours come first
-ARMS = ("none", "elementwise", "sigmoid2", "headwise", "elementwise@value")
-
 
 def numbers_of(point: dict) -> dict[str, float | None]:
     """{name: number} of the sinks of a run at one step, by kind of query."""
@@ -49,5 +46,4 @@ def figure(rows: list[dict], path: Path) -> Path:
     def finish(axes, title):
         axes.set_ylim(0, None)
 
-    looks = arm_looks([*ARMS, *counts])  # an arm of several figures has one colour
-    return curve_panels(panels, looks, path, columns=3, sharey=False, finish=finish)
+    return curve_panels(panels, arm_looks(counts), path, columns=3, sharey=False, finish=finish)
