@@ -5,32 +5,28 @@
     python evaluate.py --checkpoint=out/best.pt --lengths=256,512     at several context lengths
     python evaluate.py --checkpoint=out/best.pt --prune_below=0.1     gate values under 0.1 set to zero
     python evaluate.py --checkpoint=out/best.pt --dataset=data/mqar --block_size=1024
+    python evaluate.py --checkpoint=out/best.pt --eight_bits=true     weights and inputs rounded to 8 bits
     torchrun --standalone --nproc_per_node=8 evaluate.py --checkpoint=out/best.pt    on 8 GPUs
-    torchrun --standalone --nproc_per_node=8 evaluate.py --parallel=fsdp     with a shard of the model on each
 
-It prints a table. For text it reports the loss in nats per token, token perplexity, bits per byte
-and, of a whole split of WikiText-103, word perplexity. Only the last two compare models of
-different tokenizers, and only at the same context length and stride. For MQAR it reports the
-accuracy of each slice.
+It prints a table, and --out=FILE writes the numbers as JSON, too. For text it reports the loss in
+nats per token, token perplexity, bits per byte and, of a whole split of WikiText-103, word
+perplexity. Only the last two compare models of different tokenizers, and only at the same context
+length and stride. For MQAR it reports the accuracy of each slice.
 """
 
 from dataclasses import dataclass
 
 import configurator
-from base.files import find_checkpoint, find_data
+from base.files import find_checkpoint
 from configurator import key
-from keys import DTYPES, ROPE_SCALINGS
+from keys import ROPE_SCALINGS, ReadingKeys
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(ReadingKeys):
     checkpoint: str = key(
         "out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint
     )
-    dataset: str | None = key(
-        None, "folder of the data (None: what the checkpoint was trained on)", find=find_data
-    )
-    split: str = key("val", "the split of the data to score")
     batch_size: int = key(32, "number of rows scored at once", at_least=1)
     block_size: int | None = key(None, "context length in tokens (None: the model's)", at_least=1)
     mask_documents: bool | None = key(
@@ -52,51 +48,29 @@ class EvaluateConfig:
         None, "gate values under this are set to zero (None: none)", above=0
     )
     eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
-    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
-    json: bool = key(False, "true: print one JSON object instead of the table")
-    out: str | None = key(None, "file for the JSON (None: no file)")
-    parallel: str = key(
-        "ddp",
-        "what each process holds; ddp: all of the model, fsdp: a shard",
-        choices=("ddp", "fsdp"),
-    )
-    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
-    threads: int = key(
-        0,
-        "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)",
-        at_least=0,
-        at_most=512,
-    )
-    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
 
 configurator.begin(__name__, EvaluateConfig, __doc__)
 
-import contextlib
 import functools
 import json
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn as nn
 from tqdm import tqdm
 
 from base.files import check_output, write_text
 from configurator import UserError
 from data.shards import Dataset
+from gate import Gate
 from model import GPT, token_losses
 from ops import IGNORE
-from ops.sampling import most_new_tokens
-from runs import memory, parallel
-from runs.checkpoint import check_same_weights, check_vocabulary, data_of, load_model
+from runs import memory
+from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.hardware import Processes, autocast, pick_dtype
-from runs.notes import unused_keys
-from runs.outdir import check_same_start
-from study.interventions import gates_to_prune, pruned, quantised
 from study.page import aligned
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
@@ -107,122 +81,175 @@ POSITION_BINS = 16  # the most parts of the context that the loss by position is
 REPEATED = 8
 
 
-@torch.no_grad()
-def score(model: Any, batches: Iterable[tuple], *, block_size: int) -> dict:
-    """Scores batches of (inputs (B, T), targets (B, T), slice).
+# -- The numbers of a split ------------------------------------------------------------------------
 
-    Returns {slice: (2, block_size, 3) float64}, the sums of nats, labels and correct answers at
-    each position of a row, of the labels behind a string that is new to the row and of those behind
-    a repeated one (`is_repeated`). model: a GPT, or any function of inputs (B, T) to logits (B, T,
-    V).
+
+def evaluate(
+    model: GPT, dataset: Dataset, split: str, *, tokens: int | None = None, **keys: Any
+) -> dict:
+    """The numbers of the split, as `summarize` gives them. Each process gets those of all.
+
+    For a mixture these are the means over its parts, by their weights; "parts" has the numbers of
+    each. tokens: score a fixed sample of about that many tokens (Dataset.eval_batches), of which
+    each part of a mixture has its share. keys: those of evaluate_part
     """
-    sums: dict = {}
-    is_gpt = isinstance(model, GPT)
-    device = model.wte.weight.device if is_gpt else "cpu"
-    for inputs, targets, name in batches:
-        inputs, targets = inputs.to(device), targets.to(device)
-        labelled = targets != IGNORE
-        if is_gpt:
-            hidden = model.features(inputs)[0][labelled]
-            chunks = map(model.logits, hidden.split(CHUNK_TOKENS))
-        else:
-            chunks = model(inputs)[labelled].float().split(CHUNK_TOKENS)
-        scores = []
-        for logits, target in zip(chunks, targets[labelled].split(CHUNK_TOKENS), strict=True):
-            losses = token_losses(logits, target).cpu().double()
-            correct = (logits.argmax(-1) == target).cpu().double()
-            scores.append(torch.stack([losses, torch.ones_like(losses), correct], dim=1))
-        positions = labelled.nonzero()[:, 1]
-        # in (2, block_size)
-        places = (is_repeated(inputs)[labelled] * block_size + positions).cpu()
-        of_slice = sums.setdefault(name, torch.zeros(2, block_size, 3, dtype=torch.float64))
-        of_slice.flatten(0, 1).index_add_(0, places, torch.cat(scores))
-    return sums
+    if len(dataset.parts) == 1:
+        return evaluate_part(model, dataset, split, tokens=tokens, **keys)
+    is_sample = tokens is not None and tokens < dataset.counts(split)["tokens"]
+    result: dict = {"loss": 0.0, "accuracy": 0.0, "labels": 0, "parts": {}}
+    for part, weight in zip(dataset.parts, dataset.weights, strict=True):
+        share = math.ceil(weight * tokens) if is_sample else None
+        numbers = evaluate_part(model, part, split, tokens=share, **keys)
+        result["loss"] += weight * numbers["loss"]
+        result["accuracy"] += weight * numbers["accuracy"]
+        result["labels"] += numbers["labels"]
+        result["parts"][str(part.folder)] = numbers
+    result["perplexity"] = perplexity(result["loss"])
+    return result
+
+
+def evaluate_part(
+    model: GPT,
+    dataset: Dataset,
+    split: str,
+    *,
+    batch_size: int,
+    block_size: int,
+    stride: int | None = None,
+    dtype: str = "float32",
+    tokens: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    before_batch: Callable[[], object] | None = None,
+) -> dict:
+    """The numbers of a split of one data set.
+
+    dtype: of matrix products; before_batch: is called before each batch, as often on every rank,
+    and ends the evaluation by what it raises
+    """
+    device = model.wte.weight.device
+    was_training = model.training
+    model.eval()
+    names = dataset.slices or [None]
+    # nats, labels and correct answers: summed over all processes before any division
+    sums = torch.zeros(len(names), 2, block_size, 3, dtype=torch.float64)
+    batches = dataset.eval_batches(
+        split, batch_size, block_size, rank, world_size, stride=stride, tokens=tokens
+    )
+    with autocast(device.type, dtype):
+        for inputs, targets, name in batches:
+            if before_batch is not None:
+                before_batch()
+            add_scores(sums[names.index(name)], model, inputs.to(device), targets.to(device))
+    model.train(was_training)
+    if world_size > 1:
+        everywhere = sums.to(device)
+        torch.distributed.all_reduce(everywhere)
+        sums = everywhere.cpu()
+    return summarize(sums, dataset, split)
+
+
+@torch.no_grad()
+def add_scores(sums: torch.Tensor, model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    """Adds nats, labels and correct answers of a batch (B, T) to sums (2, block_size, 3) at each
+    position of a row: in sums[0] those of the labels behind a string that is new to the row, in
+    sums[1] of those behind a repeated one (`is_repeated`)."""
+    labelled = targets != IGNORE
+    hidden = model.features(inputs)[0][labelled]  # (n, C), of the n labels
+    chunks = hidden.split(CHUNK_TOKENS)
+    scores = []
+    for x, target in zip(chunks, targets[labelled].split(CHUNK_TOKENS), strict=True):
+        logits = model.logits(x)
+        losses = token_losses(logits, target).cpu().double()
+        correct = (logits.argmax(-1) == target).cpu().double()
+        scores.append(torch.stack([losses, torch.ones_like(losses), correct], dim=1))
+    positions = labelled.nonzero()[:, 1]
+    places = is_repeated(inputs)[labelled] * sums.shape[1] + positions  # in (2, block_size)
+    sums.flatten(0, 1).index_add_(0, places.cpu(), torch.cat(scores))
 
 
 def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
     """(B, T) -> (B, T) bool: whether the REPEATED tokens that end here have stood in a row earlier
     in the window."""
     B, T = inputs.shape
+    found = torch.zeros(B, T, dtype=torch.bool, device=inputs.device)
     if T <= REPEATED:
-        return torch.zeros(B, T, dtype=torch.bool, device=inputs.device)
-    strings = inputs.unfold(1, REPEATED, 1).reshape(-1, REPEATED)  # (B n, 8)
-    # (B, n), equal where the strings are
-    ids = strings.unique(dim=0, return_inverse=True)[1].view(B, -1)
-    ids, order = ids.sort(dim=1, stable=True)  # of equal ones the first in the window comes first
-    again = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
-    return F.pad(torch.zeros_like(again).scatter(1, order, again), (REPEATED - 1, 0))
+        return found
+    strings = inputs.unfold(1, REPEATED, 1).flatten(0, 1)  # (B n, 8)
+    _, ids = strings.unique(dim=0, return_inverse=True)  # equal where the strings are
+    for row, of_row in zip(found, ids.view(B, -1), strict=True):
+        is_same = of_row[:, None] == of_row  # (n, n)
+        row[REPEATED - 1 :] = is_same.tril(-1).any(1)
+    return found
 
 
-def summarize(sums: dict, dataset: Dataset, split: str) -> dict:
-    """Sums -> the numbers of the split: loss (nats per label), perplexity, accuracy; slices, or
-    those of a text, with loss_of (`parts_of_loss`).
+def summarize(sums: torch.Tensor, dataset: Dataset, split: str) -> dict:
+    """sums (slices, 2, block_size, 3) -> the numbers of the split: loss (nats per label),
+    perplexity, accuracy; slices, or those of a text, with loss_of (`parts_of_loss`).
 
-    Bits per byte divide by the bytes of the split, so a sample of it has none. Word perplexity is
-    that of WikiText-103 alone, since code and bytes have no words: published figures of its raw
-    version, too, divide by the words of the tokenised one, "published_words".
+    Bits per byte divide by the bytes of the split, so a sample of it has none, nor by_position: the
+    losses in at most POSITION_BINS parts of the window, in turn. Word perplexity is that of
+    WikiText-103 alone, since code and bytes have no words: published figures of its raw version,
+    too, divide by the words of the tokenised one, "published_words".
     """
-    totals = sum((rows.sum((0, 1)) for rows in sums.values()), torch.zeros(3, dtype=torch.float64))
-    nats, labels, correct = totals.tolist()
+    of_slices = sums.sum((1, 2))  # (slices, 3)
+    nats, labels, correct = of_slices.sum(0).tolist()
     if not labels:
         raise UserError(
             f"{dataset.folder}: no token of {split} has a label, so there is nothing to score"
         )
-    result: dict = {
-        "loss": nats / labels,
-        "perplexity": perplexity(nats / labels),
-        "accuracy": correct / labels,
-    }
+    loss = nats / labels
+    result: dict = {"loss": loss, "perplexity": perplexity(loss), "accuracy": correct / labels}
     result["labels"] = int(labels)
     if dataset.kind == "examples":
-        of_slice = {name: rows.sum((0, 1)).tolist() for name, rows in sums.items()}
-        return result | {
-            "slices": {name: right / n for name, (_, n, right) in of_slice.items() if n}
-        }
-    result["loss_of"] = parts_of_loss(sums)
-    counts, text = dataset.counts(split), dataset.meta["parameters"].get("text", {}).get(split, {})
+        result["slices"] = {}
+        for name, (_, n, right) in zip(dataset.slices, of_slices.tolist(), strict=True):
+            if n:
+                result["slices"][name] = right / n
+        return result
+    result["loss_of"] = parts_of_loss(sums[0])
+    counts = dataset.counts(split)
     if labels < counts["tokens"] - 1:
         return result
-    result |= {"bits_per_byte": nats / math.log(2) / counts["bytes"], "bytes": counts["bytes"]}
-    if words := text.get("published_words"):
-        result |= {
-            "word_perplexity": perplexity(nats / words),
-            "tokens_per_word": counts["tokens"] / words,
-        }
+    result["bits_per_byte"] = nats / math.log(2) / counts["bytes"]
+    result["bytes"] = counts["bytes"]
+    width = math.ceil(sums.shape[2] / POSITION_BINS)
+    result["by_position"] = [mean_loss(part) for part in sums[0].split(width, dim=1)]
+    text = dataset.meta["parameters"].get("text", {}).get(split, {})
+    words = text.get("published_words")
+    if words:
+        result["word_perplexity"] = perplexity(nats / words)
+        result["tokens_per_word"] = counts["tokens"] / words
         result["words"] = words
     return result
-
-
-def check_loss(loss: float, path: Path | str) -> None:
-    """Raises UserError for a checkpoint whose loss is not finite, which no JSON could hold."""
-    if not math.isfinite(loss):
-        raise UserError(
-            f"{path}: its loss is {loss}: its weights are broken, or the run has diverged"
-        )
 
 
 def perplexity(nats: float) -> float:
     return math.exp(min(nats, 700.0))  # exp(710) is too large for a float
 
 
-def parts_of_loss(sums: dict) -> dict[str, float]:
+def parts_of_loss(sums: torch.Tensor) -> dict[str, float]:
     """The mean losses of the labels in the first eighth of a window (near), in its second half
     (far), behind repeated strings (repeated) and elsewhere, and the two differences; what has no
-    label is left out."""
-    (rows,) = sums.values()
-    T = rows.shape[1]
+    label is left out. sums: (2, block_size, 3)"""
+    T = sums.shape[1]
     parts = {
-        "near": rows[:, : T // 8],
-        "far": rows[:, T // 2 :],
-        "repeated": rows[1:],
-        "elsewhere": rows[:1],
+        "near": mean_loss(sums[:, : T // 8]),
+        "far": mean_loss(sums[:, T // 2 :]),
+        "repeated": mean_loss(sums[1:]),
+        "elsewhere": mean_loss(sums[:1]),
     }
-    totals = {name: part.sum((0, 1)) for name, part in parts.items()}
-    means = {name: float(total[0] / total[1]) for name, total in totals.items() if total[1] > 0}
+    losses = {name: loss for name, loss in parts.items() if loss is not None}
     for one, other in (("far", "near"), ("repeated", "elsewhere")):
-        if one in means and other in means:
-            means[f"{one}_minus_{other}"] = means[one] - means[other]
-    return means
+        if one in losses and other in losses:
+            losses[f"{one}_minus_{other}"] = losses[one] - losses[other]
+    return losses
+
+
+def mean_loss(sums: torch.Tensor) -> float | None:
+    """(2, n, 3) -> nats per label; None without any."""
+    nats, labels, _ = sums.sum((0, 1)).tolist()
+    return nats / labels if labels else None
 
 
 def evaluation_rows(config, dataset: Dataset) -> int:
@@ -235,267 +262,141 @@ def evaluation_rows(config, dataset: Dataset) -> int:
     )
 
 
-def evaluate(
-    model: GPT,
-    dataset: Dataset,
-    split: str,
-    *,
-    batch_size: int,
-    block_size: int,
-    dtype: str = "float32",
-    tokens: int | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-    before_batch: Callable[[], None] | None = None,
-) -> dict:
-    """The numbers of the split (`summarize`). Sums are taken over all ranks before any division:
-    each gets the same.
+# -- Pruned gates, and arithmetic in 8 bits --------------------------------------------------------
 
-    dtype: of matrix products; tokens: score a fixed sample of about that many tokens
-    (Dataset.eval_batches), of which each part of a mixture has its share; before_batch: is called
-    before each batch, as often on every rank, and ends the evaluation by what it raises
+
+def prune_gates(model: GPT, threshold: float) -> None:
+    """From here on, gate values are zero if their absolute value is below the threshold: those of
+    all gates, wherever they are, but additive ones and those on the denominator, where a zero
+    closes nothing."""
+
+    def prune(gate, act, y, g):
+        return act(y, g).masked_fill(gate.value(g).abs() < threshold, 0.0)
+
+    for path, gate in model.named_modules():
+        if isinstance(gate, Gate) and gate.is_factor and not path.endswith(".denominator"):
+            gate.act = functools.partial(prune, gate, gate.act)  # type: ignore[method-assign]
+
+
+def to_8_bits(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """x, rounded to 255 levels from -largest to largest."""
+    scale = largest.clamp(min=1e-30) / 127
+    return (x / scale).round() * scale
+
+
+@torch.no_grad()
+def quantise(model: GPT) -> None:
+    """From here on, every nn.Linear of the blocks has a weight that is rounded to 8 bits, and
+    rounds its input, as 8-bit arithmetic would: to 255 levels, symmetric around zero, weights with
+    one scale per row, inputs with one per tensor, from the largest |x| of the batch. The embedding,
+    which is also the output layer, stays as it is.
     """
-    if len(dataset.parts) > 1:
-        keys: Any = dict(
-            batch_size=batch_size,
-            block_size=block_size,
-            dtype=dtype,
-            rank=rank,
-            world_size=world_size,
-        )
-        keys |= dict(before_batch=before_batch)
-        n = tokens if tokens and tokens < dataset.counts(split)["tokens"] else None
-        return of_mixture(
-            dataset,
-            lambda part, w: evaluate(model, part, split, tokens=n and math.ceil(w * n), **keys),
-        )
-    was_training, device = model.training, model.wte.weight.device
-    model.eval()
-    batches = dataset.eval_batches(split, batch_size, block_size, rank, world_size, tokens=tokens)
-    if before_batch is not None:
-        batches = calling(before_batch, batches)
-    with autocast(device.type, dtype):
-        sums = score(model, batches, block_size=block_size)
-    model.train(was_training)
-    return summarize(sum_over_ranks(sums, dataset, block_size, device, world_size), dataset, split)
+
+    def round_input(linear, args):
+        return to_8_bits(args[0], args[0].abs().max())
+
+    for linear in model.blocks.modules():
+        if isinstance(linear, nn.Linear):
+            rows = linear.weight.abs().amax(1, keepdim=True)
+            linear.weight.copy_(to_8_bits(linear.weight, rows))
+            linear.register_forward_pre_hook(round_input)
 
 
-def calling(function: Callable[[], None], batches: Iterable[tuple]) -> Iterator[tuple]:
-    """The batches; the function is called before each of them."""
-    for batch in batches:
-        function()
-        yield batch
-
-
-def of_mixture(dataset: Dataset, numbers_of: Callable) -> dict:
-    """The means of numbers_of(part, weight) over the parts of a mixture, by their weights; parts:
-    those of each."""
-    result: dict = {"loss": 0.0, "perplexity": 0.0, "accuracy": 0.0, "labels": 0, "parts": {}}
-    for part, weight in zip(dataset.parts, dataset.weights, strict=True):
-        result["parts"][str(part.folder)] = numbers = numbers_of(part, weight)
-        result["loss"] += weight * numbers["loss"]
-        result["accuracy"] += weight * numbers["accuracy"]
-        result["labels"] += numbers["labels"]
-    return result | {"perplexity": perplexity(result["loss"])}
-
-
-def sum_over_ranks(
-    sums: dict, dataset: Dataset, block_size: int, device: torch.device | str, world_size: int
-) -> dict:
-    """Adds the sums of all processes; each of them gets the result."""
-    if world_size == 1:
-        return sums
-    names = dataset.slices or [None]  # a rank may have had no batch of some slice
-    empty = torch.zeros(2, block_size, 3, dtype=torch.float64)
-    everywhere = torch.stack([sums.get(name, empty) for name in names]).to(device)
-    torch.distributed.all_reduce(everywhere)
-    return {
-        name: rows for name, rows in zip(names, everywhere.cpu(), strict=True) if rows[..., 1].any()
-    }
+# -- The script ------------------------------------------------------------------------------------
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(EvaluateConfig, argv)
+    if config.out:
+        check_output(config.out, "scores", "out")
     with Processes(config.device, config.threads) as processes:
         run(config, processes)
 
 
 def run(config: EvaluateConfig, processes: Processes) -> None:
-    check_same_start(processes, config, ("checkpoint", "dataset", "out"))
-    if config.out:
-        check_output(config.out, "scores", "out")
-    if config.lengths and config.block_size:
-        raise UserError("block_size, lengths: give one of them")
-    rope = {
-        name: value
-        for name in ("rope_scaling", "rope_factor")
-        if (value := getattr(config, name)) is not None
-    }
-    is_sharded = parallel.is_fsdp(config, processes.world_size)
-    model, checkpoint = load_model(
-        config.checkpoint, "cpu" if is_sharded else processes.device, **rope
-    )
-    unused = unused_keys(model.config) if rope else {}
-    for name in [name for name in rope if name in unused and rope[name] not in ("none", 1.0)]:
-        raise UserError(f"{name}={rope[name]}: changes nothing, since {unused[name]}")
+    rope = {}
+    for name in ("rope_scaling", "rope_factor"):
+        if getattr(config, name) is not None:
+            rope[name] = getattr(config, name)
+    model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
     name = config.dataset or checkpoint.get("data", {}).get("mixture")
     dataset = data_of(checkpoint, name, config.mask_documents)
-    processes.check_same(
-        dataset.sha256, f"dataset={dataset.folder}", "give all machines the same data"
-    )
-    check_same_weights(processes, config.checkpoint)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
-    if config.prune_below is not None and not gates_to_prune(model):
-        raise UserError(
-            f"prune_below={config.prune_below}: {config.checkpoint} has no gate that multiplies"
-        )
-    if dataset.kind == "examples" and (config.stride or config.lengths or config.mask_documents):
-        keys = "stride, lengths and mask_documents"
-        raise UserError(f"{dataset.folder}: {keys} are for text, and these data are separate rows")
-    config.dtype = pick_dtype(
-        config.dtype or checkpoint.get("dtype", "float32"), processes.device_type
-    )
-    if is_sharded:
-        # what is rounded to 8 bits is rounded from float32, as in one process
-        gathered = "float32" if config.eight_bits else config.dtype
-        parallel.shard(model, processes, gathered)
-
+    dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
+    if config.prune_below is not None:
+        prune_gates(model, config.prune_below)
+    if config.eight_bits:
+        quantise(model)
     about = {
         "checkpoint": config.checkpoint,
         "step": checkpoint.get("iter_num"),
         "attention": model.config.attention,
-    }
-    about |= {
         "gate": model.config.gate,
         "dataset": dataset.name,
         "split": config.split,
+        "version": dataset.meta["parameters"].get("version"),
         "tokenizer": dataset.tokenizer,
-    }
-    about |= (
-        {"version": dataset.meta["parameters"].get("version")} if dataset.kind == "stream" else {}
-    )
-    about |= {"trained_length": model.config.block_size, "dtype": config.dtype}
-    about |= {"rope_scaling": model.config.rope_scaling, "rope_factor": model.config.rope_factor}
-    about |= {
-        name: getattr(config, name)
-        for name in ("prune_below", "eight_bits")
-        if getattr(config, name)
+        "mask_documents": dataset.mask_documents,
+        "trained_length": model.config.block_size,
+        "dtype": dtype,
+        "rope_scaling": model.config.rope_scaling,
+        "rope_factor": model.config.rope_factor,
+        "prune_below": config.prune_below,
+        "eight_bits": config.eight_bits,
     }
     results = []
-    pruning = (
-        contextlib.nullcontext()
-        if config.prune_below is None
-        else pruned(model, config.prune_below)
-    )
-    rounding = quantised(model) if config.eight_bits else contextlib.nullcontext()
-    with parallel.eager(model), autocast(processes.device_type, config.dtype), pruning, rounding:
-        for block_size in config.lengths or [config.block_size or model.config.block_size]:
-            try:
-                results.append(read(model, dataset, config, block_size, processes))
-            # of the model or the text; memory may be there the next time
-            except UserError as limit:
-                if not config.lengths or isinstance(limit, memory.NotEnoughMemory):
-                    raise
-                results.append({"block_size": block_size, "limit": str(limit)})
-        found = [result for result in results if "limit" not in result]
-        if not found:
-            raise UserError(results[0]["limit"])
-        for result in found:  # not in read: a loss that is not finite is no limit of a length
-            check_loss(result["loss"], config.checkpoint)
+    bar = tqdm(unit=" batch", disable=None if processes.is_main else True, leave=False)
+    for block_size in config.lengths or [config.block_size or model.config.block_size]:
+        for part in dataset.parts:
+            memory.check_evaluation(config, model, part, block_size, processes.local_size)
+        numbers = evaluate(
+            model,
+            dataset,
+            config.split,
+            batch_size=config.batch_size,
+            block_size=block_size,
+            stride=config.stride,
+            dtype=dtype,
+            rank=processes.rank,
+            world_size=processes.world_size,
+            before_batch=bar.update,
+        )
+        if not math.isfinite(numbers["loss"]):
+            raise UserError(
+                f"{config.checkpoint}: its loss is {numbers['loss']}: its weights are broken, or the "
+                "run has diverged"
+            )
+        results.append({"block_size": block_size, "stride": config.stride} | numbers)
+    bar.close()
     if processes.is_main:
-        line = json.dumps(about | ({"lengths": results} if config.lengths else results[0]))
-        if config.out:
-            write_text(config.out, line + "\n")
-        print(line if config.json else table(about, results))
+        report(config, about, results)
 
 
-def read(
-    model: GPT, dataset: Dataset, config: EvaluateConfig, block_size: int, processes: Processes
-) -> dict:
-    """Scores the split in windows of one context length. Returns the numbers."""
-    stride, split = config.stride or block_size, config.split
-    reading = f"{'documents' if dataset.mask_documents else 'windows'}, stride {stride}"
-    about: dict = {"block_size": block_size, "reading": reading}
-    if len(dataset.parts) > 1:
-        return about | of_mixture(
-            dataset, lambda part, _: read(model, part, config, block_size, processes)
-        )
-    processes.on_main(
-        memory.check_evaluation, config, model, dataset, block_size, processes.local_size
-    )
-    is_sharded = parallel.is_fsdp(config, processes.world_size)
-    if dataset.mask_documents and is_sharded and block_size >= most_new_tokens(model, 0):
-        # a rank whose documents are short would go on alone
-        raise UserError(
-            f"position {block_size - 1} is past block_size={model.config.block_size}, where its state ends"
-        )
-    is_quiet, of_rank = (
-        not (processes.is_main and sys.stderr.isatty()),
-        (processes.rank, processes.world_size),
-    )
-    batches = dataset.eval_batches(split, config.batch_size, block_size, *of_rank, stride=stride)
-    batches = tqdm(batches, f"T={block_size}", unit=" batch", disable=is_quiet, leave=False)
-    sums = processes.on_all(functools.partial(score, model, batches, block_size=block_size))
-    sums = sum_over_ranks(sums, dataset, block_size, processes.device, processes.world_size)
-    result = about | summarize(sums, dataset, split)
-    if config.lengths:
-        (rows,) = (both.sum(0) for both in sums.values())  # (block_size, 3)
-        width = -(-block_size // POSITION_BINS)
-        parts = [(i, rows[i : i + width].sum(0)) for i in range(0, block_size, width)]
-        result["by_position"] = [[i, float(part[0] / part[1])] for i, part in parts if part[1] > 0]
-    return result
+def report(config: EvaluateConfig, about: dict, results: list[dict]) -> None:
+    """Writes the numbers, and prints those that are no list: a column for each context length."""
+    if config.out:
+        numbers = {"lengths": results} if config.lengths else results[0]
+        write_text(config.out, json.dumps(about | numbers) + "\n")
+    title = "{checkpoint} (step {step}, {attention}, gate {gate}) on {dataset}, {split}"
+    print(title.format(**about))
+    columns = [flat(result) for result in results]
+    rows = []
+    for name in max(columns, key=len):  # a short context has fewer numbers
+        rows.append([name, *(column.get(name, "-") for column in columns)])
+    print(*aligned(rows), sep="\n")
 
 
-def table(about: dict, results: list[dict]) -> str:
-    """The numbers as text: a column for each context length."""
-    title = (
-        f"{about['checkpoint']} (step {about['step']}, {about['attention']}, gate {about['gate']})"
-    )
-    version = f" ({about['version']})" if about.get("version") else ""
-    lines = [
-        f"{title} on {about['dataset']}{version}, {about['split']}, tokenizer {about['tokenizer']}"
-    ]
-    lines += (
-        [f"gate values under {about['prune_below']} set to zero"] if "prune_below" in about else []
-    )
-    lines += (
-        ["weights and inputs of linear layers rounded to 8 bits"] if "eight_bits" in about else []
-    )
-    columns = [result for result in results if "limit" not in result]
-    first = columns[0] if columns else {}
-    rows = [
-        [name, *(c[name] for c in columns)]
-        for name, x in first.items()
-        if not isinstance(x, dict | list)
-    ]
-    # a short context has fewer
-    parts = sorted((c.get("loss_of", {}) for c in columns), key=len, reverse=True)
-    names = dict.fromkeys(name for part in parts for name in part)
-    rows += [[f"loss {name}", *(c["loss_of"].get(name, "-") for c in columns)] for name in names]
-    rows += [
-        [f"loss {part}", *(c["parts"][part]["loss"] for c in columns)]
-        for part in first.get("parts", {})
-    ]
-    rows += [[f"accuracy {name}", accuracy] for name, accuracy in first.get("slices", {}).items()]
-
-    def shown(value):
-        return (
-            f"{value:,d}"
-            if isinstance(value, int)
-            else f"{value:.4f}"
-            if isinstance(value, float)
-            else value
-        )
-
-    lines += [
-        f"  {line}" for line in aligned([[name, *map(shown, values)] for name, *values in rows])
-    ]
-    lines += [
-        f"  T = {result['block_size']}: {result['limit']}"
-        for result in results
-        if "limit" in result
-    ]
-    return "\n".join(lines)
+def flat(numbers: dict, before: str = "") -> dict[str, str]:
+    """{name: number as text}, of numbers inside others, too; lists are left to the JSON."""
+    found = {}
+    for name, value in numbers.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{before}{name} ")
+        elif isinstance(value, float):
+            found[before + name] = f"{value:.4f}"
+        elif isinstance(value, int):
+            found[before + name] = f"{value:,}"
+    return found
 
 
 if __name__ == "__main__":

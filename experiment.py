@@ -313,7 +313,7 @@ from base.rules import wrong_field
 from configurator import UserError, show
 from evaluate import EvaluateConfig
 from runs.outdir import write_text
-from study import claims, curves, report, sinks
+from study import claims, curves, report
 from study.arms import NAMES, all_arms, all_claims, arms_named, check_named, with_base
 from study.page import write_page
 from study.plan import Plan, choose_rates, first_step, name_of, runs_of, steps_of, unknown_runs
@@ -370,7 +370,7 @@ def main(argv: list[str]) -> None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     records = list(map(claims.record, claims.judge_claims(config, rows, choices)))
-    tables: list = list(filter(None, [report.arms_table(config, rows), sinks.table(rows)]))
+    tables: list = list(filter(None, [report.arms_table(config, rows)]))
     said: list = list(filter(None, [claims.table(records), claims.remarks(records)]))
     print("\n" + "\n\n".join(map(str, [*tables, *said])) + "\n")
     # workers end at the same time

@@ -486,3 +486,27 @@ class TrainConfig(GPTConfig):
     def decay(self) -> str:
         """How the learning rate goes on after the warmup: cosine, wsd or constant."""
         return self.schedule or ("cosine" if self.decay_lr else "constant")
+
+
+@dataclass
+class ReadingKeys:
+    """How evaluate.py and meters.py read data with a checkpoint."""
+
+    dataset: str | None = key(
+        None, "folder of the data (None: what the checkpoint was trained on)", find=find_data
+    )
+    split: str = key("val", "the split of the data to read")
+    dtype: str | None = key(None, "dtype of matrix products (None: the run's)", choices=DTYPES)
+    out: str | None = key(
+        None,
+        "file for the numbers as JSON (None: evaluate.py writes none, meters.py meters.json beside the "
+        "last checkpoint)",
+    )
+    device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
+    threads: int = key(
+        0,
+        "CPU threads per process (0: OMP_NUM_THREADS, or cores / processes)",
+        at_least=0,
+        at_most=512,
+    )
+    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")

@@ -56,9 +56,10 @@ from optim import Muon, matrices_of, step_unless
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_meaning, check_same_weights
 from runs.hardware import Processes, Stopped, autocast, peak_flops, pick_dtype
+from runs.health import bad_weight, first_bad_tensor, is_spike
 from runs.notes import forms_that_ran, notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
-from runs.probe import bad_weight, first_bad_tensor, first_rows, is_spike, training_meters
+from runs.probe import first_rows, training_meters
 from runs.resume import Start, restore, scale_new, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
@@ -481,7 +482,7 @@ def fail_if_it_overflows(run: Run) -> None:
     """Ends the run if the output is not finite: an update may make weights so large that only the
     next loss shows it."""
     model, processes = run.model, run.processes
-    inputs = first_rows(run.dataset.parts[0], "val", 1, run.config.block_size)[0]
+    inputs, _ = first_rows(run.dataset.parts[0], "val", 1, run.config.block_size)
     inputs = inputs.to(processes.device)
     with parallel.eager(model), torch.no_grad(), autocast(processes.device_type, run.dtype):
         model.eval()

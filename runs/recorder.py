@@ -1,12 +1,12 @@
 """Notes what the mixers and gates of a model compute as it runs, so that meters need not compute
 anything again.
 
-    with recording([block.mixer for block in model.blocks], all_gates(model)) as noted:
+    with recording([block.mixer for block in model.blocks], all_gates(model)) as seen:
         model(idx)
-    noted.projection, noted.calls             what the last mixer's `read` got, and every call of a gate
+    seen.projection, seen.calls               what the last mixer's `read` got, and every call of a gate
 
 Whatever an edit changes (what a gate is fed, where it stands, what a layer takes from another), the
-notes are of the pass itself. `probe` in probe.py makes a `Seen` of them behind every layer.
+notes are of the pass itself. `probe` in probe.py looks at them behind every layer.
 """
 
 import contextlib
@@ -36,36 +36,22 @@ class GateCall(NamedTuple):
 
 
 @dataclass
-class Notes:
-    """What was computed since the notes were last cleared; None or empty: it was not."""
+class Seen:
+    """What one layer computed in a pass. Those of the mixer's tensors are None where its class has
+    a `forward` of its own that does not come by there."""
 
     mixer: Mixer | None = None
     x: torch.Tensor | None = None  # (B, T, C), the input of the mixer
-    y: torch.Tensor | None = None  # (B, T, C), its output
-    projection: Projection | None = None  # what its `read` got
-    o: torch.Tensor | None = None  # what its `read` returned
-    readout: torch.Tensor | None = None  # (B, T, H D), what its out_proj got
-    calls: list[GateCall] = field(default_factory=list)  # in their order
-
-    def clear(self) -> None:
-        vars(self).update(vars(Notes()))
-
-
-class Seen(NamedTuple):
-    """What one layer computed in a pass. The fields that may be None are so if the layer's mixer
-    has a `forward` of its own that does not come by there."""
-
-    mixer: Mixer
-    x: torch.Tensor  # (B, T, C), the input of the mixer
-    y: torch.Tensor  # (B, T, C), what the block adds for the mixer
-    projection: Projection | None  # what the mixer's `read` got
-    o: torch.Tensor | None  # what it returned
-    readout: torch.Tensor | None  # (B, T, H D), what out_proj got
-    gates: dict[str, list[GateCall]]  # {name: its calls}, of all gates of the layer
-    stream: torch.Tensor  # (B, T, C), the input of the block
-    residual: torch.Tensor  # (B, T, C), its output
+    y: torch.Tensor | None = None  # (B, T, C), its output; behind `probe` what the block adds
+    projection: Projection | None = None  # what the mixer's `read` got
+    o: torch.Tensor | None = None  # what it returned
+    readout: torch.Tensor | None = None  # (B, T, H D), what out_proj got
+    calls: list[GateCall] = field(default_factory=list)  # of all gates, in their order
+    names: dict[nn.Module, str] = field(default_factory=dict)  # of the gates
+    stream: torch.Tensor | None = None  # (B, T, C), the input of the block
+    residual: torch.Tensor | None = None  # (B, T, C), its output
     # (B, T, 1 or C): |scale * part| is what a part of the mixer's output adds, over |stream|
-    scale: torch.Tensor
+    scale: torch.Tensor | None = None
 
     @property
     def has_weights(self) -> bool:
@@ -76,20 +62,29 @@ class Seen(NamedTuple):
             and self.readout is not None
         )
 
+    @property
+    def gates(self) -> dict[str, list[GateCall]]:
+        """{name: the calls of a gate}"""
+        gates: dict = {}
+        for call in self.calls:
+            gates.setdefault(self.names[call.gate], []).append(call)
+        return gates
+
     def last_call(self, name: str) -> GateCall | None:
         """Of the gate of this name, if there is one."""
-        return self.gates[name][-1] if name in self.gates else None
+        calls = self.gates.get(name)
+        return calls[-1] if calls else None
 
 
 def some_rows(value: Any, rows: slice) -> Any:
     """A Seen, or a part of one, of these rows of the batch alone."""
     if isinstance(value, torch.Tensor):
         return value[rows] if len(value) > 1 else value
-    if isinstance(value, dict):
-        return {name: some_rows(part, rows) for name, part in value.items()}
+    if isinstance(value, Seen):
+        return Seen(**{name: some_rows(part, rows) for name, part in vars(value).items()})
     if isinstance(value, list):
         return [some_rows(part, rows) for part in value]
-    if isinstance(value, tuple):  # a Projection, a GateCall, a Seen
+    if isinstance(value, tuple):  # a Projection, a GateCall
         return type(value)(*(some_rows(part, rows) for part in value))
     return value
 
@@ -99,13 +94,13 @@ def all_gates(model: nn.Module) -> list[Gate]:
     return [module for module in model.modules() if isinstance(module, Gate)]
 
 
-def names_of_gates(model: nn.Module, block: nn.Module) -> dict[Gate, str]:
+def names_of_gates(model: nn.Module, block: nn.Module) -> dict[nn.Module, str]:
     """{gate: its name in a layer}: the position of a gate of the mixer, the path in the block of
     another, the path in the model of one that is in no layer."""
-    names = {module: path for path, module in block.named_modules() if isinstance(module, Gate)}
-    names = {gate: path.removeprefix("mixer.gates.") for gate, path in names.items()}
-    elsewhere = {module: path for path, module in model.named_modules() if isinstance(module, Gate)}
-    return names | {gate: path for gate, path in elsewhere.items() if gate not in names}
+    names = {module: path for path, module in model.named_modules()}
+    for path, module in block.named_modules():
+        names[module] = path.removeprefix("mixer.gates.")
+    return names
 
 
 @contextlib.contextmanager
@@ -122,27 +117,30 @@ def replaced(module: nn.Module, name: str, wrapper: Callable) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recording(mixers: Iterable[Mixer], gates: Iterable[Gate]) -> Iterator[Notes]:
-    """Inside, the Notes get what the mixers and gates compute. Afterwards none of them has a trace
+def recording(mixers: Iterable[Mixer], gates: Iterable[Gate]) -> Iterator[Seen]:
+    """Inside, the Seen gets what the mixers and gates compute. Afterwards none of them has a trace
     of it."""
-    notes = Notes()
+    seen = Seen()
 
     def of_mixer(mixer, args, output):
-        notes.mixer, notes.x, notes.y = mixer, args[0], output
+        seen.mixer = mixer
+        seen.x = args[0]
+        seen.y = output
 
     def of_out_proj(out_proj, args):
-        notes.readout = args[0]
+        seen.readout = args[0]
 
     def of_read(read, projection, *args, **keys):
         o = read(projection, *args, **keys)
-        notes.projection, notes.o = projection, o
+        seen.projection = projection
+        seen.o = o
         return o
 
     def of_gate(gate, act, y, g):
         output = act(y, g)
         if g.dim() == 2:  # a static gate has no B and T
             g = g.expand(*y.shape[:2], -1, -1)
-        notes.calls.append(GateCall(gate, y, g, output))
+        seen.calls.append(GateCall(gate, y, g, output))
         return output
 
     with contextlib.ExitStack() as stack:
@@ -152,4 +150,4 @@ def recording(mixers: Iterable[Mixer], gates: Iterable[Gate]) -> Iterator[Notes]
             stack.enter_context(replaced(mixer, "read", of_read))
         for gate in gates:
             stack.enter_context(replaced(gate, "act", functools.partial(of_gate, gate)))
-        yield notes
+        yield seen

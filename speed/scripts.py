@@ -66,7 +66,7 @@ def measure(config: BenchConfig, rows: Rows) -> None:
         for name, *more in (
             ("sample.py", "--max_new_tokens=60", "--num_samples=1", "--start=def "),
             ("evaluate.py", "--lengths=64,128"),
-            ("meters.py", "--rows=4", "--score_batches=1"),
+            ("meters.py", "--rows=4"),
         ):
             rows.attempt(name, script, config, rows, name, name, *of_muon, *more)
 

@@ -51,16 +51,7 @@ ROW = {
 OF_LOSS = dict.fromkeys(
     ("near", "far", "repeated", "elsewhere", "far_minus_near", "repeated_minus_elsewhere")
 )
-OF_QUERIES = (
-    "share",
-    "to_sink",
-    "token_0_before",
-    "token_0_after",
-    "effective",
-    "effective_uniform",
-    "uniform",
-)
-OF_QUERIES += ("loss",)
+OF_QUERIES = ("share", "to_sink", "effective", "loss")
 OF_METERS = (
     "sink",
     "to_sink",
@@ -129,8 +120,6 @@ def wrong_row(row: dict) -> str | None:
         "curve": [a_number, 1, MANY],
         row["metric"]: a_number,
     }
-    if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
-        rules["meters"] = {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}
     return wrong_field(row | {"curve: step": list(steps), "curve": list(values)}, rules)
 
 

@@ -214,12 +214,13 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture
-def evaluated(capsys):
-    """evaluated(checkpoint, key=value, ...) -> the object that evaluate.py prints."""
+def evaluated(tmp_path):
+    """evaluated(checkpoint, key=value, ...) -> the object that evaluate.py writes."""
 
     def call(checkpoint, **keys):
-        evaluate.main(Helpers.words(checkpoint=checkpoint, device="cpu", json=True, **keys))
-        return json.loads(capsys.readouterr().out)
+        out = tmp_path / "evaluated.json"
+        evaluate.main(Helpers.words(checkpoint=checkpoint, device="cpu", out=out, **keys))
+        return json.loads(out.read_text())
 
     return call
 

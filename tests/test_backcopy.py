@@ -95,15 +95,15 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
     rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     measured = [row for row in rows if row["event"] == "eval"][-1]["meters"]
     kinds, known = measured["kinds"], NUMBERS["meters"]  # the paths that claims may have are those that rows have
-    assert measured.keys() - {"collapsed"} == known.keys() and kinds["other"].keys() == known["kinds"][str].keys()
+    assert measured.keys() == known.keys() and kinds["other"].keys() == known["kinds"][str].keys()
     assert kinds.keys() == {"trigger", "other"} and kinds["other"]["gate_mean"].keys() == {"readout"}
     sample.main([f"--checkpoint={tmp_path / 'run'}", "--start=the", "--max_new_tokens=9", "--num_samples=1"])
     written = capsys.readouterr().out
     assert written.startswith("the") and set(written.split("\n-")[0]) <= set(counted()[0]) | {"\n"}
-    meters.main(helpers.words(checkpoint=tmp_path / "run", rows=4, score_batches=1, device="cpu"))
+    meters.main(helpers.words(checkpoint=tmp_path / "run", rows=4, device="cpu"))
     found = json.loads((tmp_path / "run" / "meters.json").read_text())["checkpoints"][0]
-    assert found["layers"][0]["sink"]["kinds"].keys() == {"trigger", "other"} == found["losses"].keys()
-    inputs, _, _ = probe.first_rows(open_dataset(folder / "data"), "val", 4, 24)
+    assert found["layers"][0]["sink"]["kinds"].keys() == found["losses"].keys() - {"all"} == {"trigger", "other"}
+    inputs, _ = probe.first_rows(open_dataset(folder / "data"), "val", 4, 24)
     positions = [i for i, token in enumerate(inputs[0].tolist()) if token in (1, 2)]
     assert found["maps"][0]["queries"]["trigger"] == positions
 

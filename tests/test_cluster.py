@@ -17,7 +17,6 @@ from conftest import ROOT, wait_until
 from test_resume import FORKS, wait_for_step
 
 import configurator
-import evaluate
 import experiment
 import train
 from base import files
@@ -65,18 +64,15 @@ class Ranks:
 
 
 def one_after_the_other(cases):
-    """Prints how each case {name: (script, [words of each rank])} ends on each rank; the last one ends the process."""
+    """Prints how each case {name: [words of each rank]} ends on each rank; the last one ends the process."""
     with Processes("cpu", 1) as processes:
-        for name, (script, words) in cases.items():
+        for name, words in cases.items():
             sha256_of = (lambda names: {"runs/parallel.py": processes.rank}) if name == "code" else outdir.sha256_of
             ended = "fine"
             try:
                 with mock.patch.object(outdir, "sha256_of", sha256_of):
-                    if script == "train":
-                        given = configurator.read_words(train.TrainConfig, words[processes.rank])
-                        train.run(train.where_to_start(given), processes)
-                    else:
-                        evaluate.run(configurator.load(evaluate.EvaluateConfig, words[processes.rank]), processes)
+                    given = configurator.read_words(train.TrainConfig, words[processes.rank])
+                    train.run(train.where_to_start(given), processes)
             except UserError as error:
                 ended = str(error)
             os.write(1, f"{name} of rank {processes.rank}: {ended}\n".encode())
@@ -85,23 +81,20 @@ def one_after_the_other(cases):
 def test_ranks_that_differ_are_refused(keys, mqar, helpers, tmp_path):
     a, b = (helpers.train(**keys(name, max_iters=1, seed=seed)) for seed, name in enumerate("ab"))
     ours, of_a = keys("out", max_iters=1), keys("a", max_iters=1, init_from="auto")
-    read = dict(dataset=mqar, device="cpu", threads=1)
-    cases = {  # {name: (script, what is named, the keys of each rank)}
-        "keys": ("train", "learning_rate", ours, ours | dict(learning_rate=1e-2)),
-        "start": ("train", "init_from", ours, ours | dict(init_from="auto")),
-        "disks": ("train", f"the ckpt.pt of {a}", of_a, of_a | dict(out_dir=tmp_path / "elsewhere")),
-        "code": ("train", "runs/parallel.py", ours, ours),
-        "weights": ("train", a, *(ours | dict(init_from=path, parallel="fsdp") for path in (a, b))),
-        "evaluation": ("evaluate", "dtype", read | dict(checkpoint=a), read | dict(checkpoint=a, dtype="bfloat16")),
-        "evaluated weights": ("evaluate", a, *(read | dict(checkpoint=path) for path in (a, b))),
-        "threads": ("train", None, ours, ours | dict(threads=2)),  # machines may have other numbers of cores
+    cases = {  # {name: (what is named, the keys of each rank)}
+        "keys": ("learning_rate", ours, ours | dict(learning_rate=1e-2)),
+        "start": ("init_from", ours, ours | dict(init_from="auto")),
+        "disks": (f"the ckpt.pt of {a}", of_a, of_a | dict(out_dir=tmp_path / "elsewhere")),
+        "code": ("runs/parallel.py", ours, ours),
+        "weights": (a, *(ours | dict(init_from=path, parallel="fsdp") for path in (a, b))),
+        "threads": (None, ours, ours | dict(threads=2)),  # machines may have other numbers of cores
     }
     before = (a / "ckpt.pt").read_bytes()
-    words = {name: (kind, [helpers.words(**keys) for keys in ranks]) for name, (kind, _, *ranks) in cases.items()}
+    words = {name: [helpers.words(**keys) for keys in ranks] for name, (_, *ranks) in cases.items()}
     ended = Ranks(2, one_after_the_other, words, tmp_path / "said.txt")
     assert ended.end() == [0, 0]
     said = ended.said.read_text()
-    for name, (_, differs, *_) in cases.items():
+    for name, (differs, *_) in cases.items():
         if differs is not None:
             other = f"is another one for rank 1 on {socket.gethostname()} than for rank 0"
             assert f"{name} of rank 0: {differs} {other}" in said

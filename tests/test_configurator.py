@@ -285,7 +285,7 @@ print("imported", os.environ["OMP_WAIT_POLICY"], "kept" if resident > 64 << 20 e
 raise SystemExit
 """
 GOOD = {  # a command line of each script in which nothing is wrong
-    "train.py": "--dataset=data", "sample.py": "--checkpoint=a.pt", "evaluate.py": "--checkpoint=a.pt --json",
+    "train.py": "--dataset=data", "sample.py": "--checkpoint=a.pt", "evaluate.py": "--checkpoint=a.pt",
     "meters.py": "--checkpoint=a.pt", "hub/export.py": "--from_hf=a", "bench.py": "ops", "hub/harness.py": "",
     "experiment.py": "a.py", "plot.py": "data",
 }  # fmt: skip

@@ -77,7 +77,7 @@ def copy(tmp_path_factory, mqar):
 FEWER = dict(n_layer=4, block_size=64, max_iters=2, eval_interval=2, gradient_accumulation_steps=2, meters="false")
 ON_CPU = dict(device="cpu", threads=1)
 MORE = {  # what makes a command of a script small
-    "train.py": TINY | FEWER, "evaluate.py": ON_CPU, "meters.py": ON_CPU | dict(rows=2, score_batches=1),
+    "train.py": TINY | FEWER, "evaluate.py": ON_CPU, "meters.py": ON_CPU | dict(rows=2),
     "sample.py": dict(max_new_tokens=4, num_samples=1), "data/mqar/prepare.py": dict(train_size=200, val_size=20),
     "data/backcopy/prepare.py": dict(train_size=200, val_size=20),
 }  # fmt: skip

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from small_models import off_its_start
 from test_data import stream
 
-import evaluate
 import meters
 import train
 from data.shards import open_dataset
@@ -97,7 +96,7 @@ def test_each_document_is_read_as_the_model_reads_it_alone(keys, folder):
     torch.testing.assert_close(total, nats, rtol=1e-12, atol=0)
 
 
-def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, keys, helpers, capsys):
+def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, keys, helpers, capsys, evaluated):
     of_run, dataset = dict(mask_documents=True, schedule="constant"), open_dataset(text, mask_documents=True)
     out = run("out", dataset=text, max_iters=4, **of_run)
     counts = dataset.counts("val")
@@ -106,13 +105,10 @@ def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, key
     whole = run("whole", dataset=text, **of_run)
     train.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=8"])
     assert helpers.losses(out) == helpers.losses(whole)
-    for words, shown in (([], " documents, stride 32"), (["--mask_documents=false"], " windows, stride 32")):
-        evaluate.main([f"--checkpoint={out}", "--device=cpu", *words])
-        assert shown in capsys.readouterr().out
+    assert evaluated(out)["labels"] == counts["tokens"] - counts["documents"]
+    assert evaluated(out, mask_documents="false")["labels"] == counts["tokens"] - 1
     meters.main([f"--checkpoint={out}", "--device=cpu"])  # on whole windows, without padding
     assert "on the first 5 rows of 32 tokens" in capsys.readouterr().out
     unmasked = [f"--out_dir={out}", "--init_from=resume", "--max_iters=9", "--mask_documents=false"]
     assert "ckpt.pt has True, which a resumed run keeps" in helpers.error_of(train.main, unmasked)
     assert f"{mqar} has rows" in helpers.error_of(helpers.train, **keys("rows", dataset=mqar, mask_documents=True))
-    words = [f"--checkpoint={run('rows', dataset=mqar)}", "--mask_documents=true"]
-    assert "mask_documents are for text" in helpers.error_of(evaluate.main, words)

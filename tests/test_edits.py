@@ -177,7 +177,7 @@ def test_a_copy_with_all_edits_prepares_trains_resumes_and_measures(copy, helper
         "data/mine/prepare.py book.txt",
         " ".join(["train.py", *helpers.words(**helpers.tiny | keys)]),
         "train.py --out_dir=out/mine --init_from=resume --max_iters=4",
-        "meters.py --checkpoint=out/mine --device=cpu --rows=2 --score_batches=1",
+        "meters.py --checkpoint=out/mine --device=cpu --rows=2",
     ]
     printed = run_in(copy, "-c", IN_TURN, *scripts)
     assert len(helpers.losses(copy / "out" / "mine")) == 4

@@ -24,6 +24,7 @@ import runpy
 import shutil
 import signal
 import sys
+import types
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -48,7 +49,7 @@ from configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
-from evaluate import score, summarize
+from evaluate import add_scores, summarize
 from hub import export
 from model import MIXERS, GPTConfig
 from runs import checkpoint as checkpoints
@@ -255,11 +256,16 @@ def test_a_data_set_whose_meta_json_holds_anything_is_read_or_one_line(stream, m
     folder = shutil.copytree(stream if is_text else mqar, tmp_path / f"{is_text}", dirs_exist_ok=True)
     whole, logits = json.loads((folder / "meta.json").read_text()), torch.zeros(1, 1, 256)
     (folder / "meta.json").write_text(json.dumps(with_change(whole, at, value)))
+    model = types.SimpleNamespace(logits=lambda x: x)
 
     def use():
         dataset = open_dataset(folder)
         dataset.batch("train", 3, seed=0, batch_size=2, block_size=64)
-        sums = score(lambda x: logits.expand(*x.shape, 256), dataset.eval_batches("val", 4, 64), block_size=64)
+        names = dataset.slices or [None]
+        sums = torch.zeros(len(names), 2, 64, 3, dtype=torch.float64)
+        for inputs, targets, name in dataset.eval_batches("val", 4, 64):
+            model.features = lambda x, only: (logits.expand(*x.shape, 256)[only][None], None)
+            add_scores(sums[names.index(name)], model, inputs, targets)
         json.dumps(summarize(sums, dataset, "val"))
 
     one_line(use)
@@ -303,7 +309,7 @@ def drawable(trained, tmp_path_factory):
     folder = shutil.copytree(
         trained[0], tmp_path_factory.mktemp("drawable") / "run", ignore=lambda *_: ["code", "pipe"]
     )
-    meters.main([f"--checkpoint={folder}", "--device=cpu", "--rows=2", "--score_batches=1"])
+    meters.main([f"--checkpoint={folder}", "--device=cpu", "--rows=2"])
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return {"metrics.jsonl": list(map(json.loads, lines)), "meters.json": read_json(folder / "meters.json")}, folder
 

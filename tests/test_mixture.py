@@ -84,18 +84,19 @@ def test_a_run_is_scored_by_part_resumes_to_the_bit_and_keeps_its_weights(run, t
     mean = sum(weight * parts[folder]["loss"] for folder, weight in zip(two, (0.75, 0.25), strict=True))
     assert end["val_loss"] == pytest.approx(mean) == again["loss"]
     sample.main(words(checkpoint=whole, max_new_tokens=2, num_samples=1))
-    meters.main(words(checkpoint=whole, rows=2, score_batches=1, device="cpu"))
+    meters.main(words(checkpoint=whole, rows=2, device="cpu"))
     assert json.loads((whole / "meters.json").read_text())["checkpoints"][0]["folder"] == two[0]
     evaluate.main(words(checkpoint=whole))
-    assert f"loss {two[1]}" in capsys.readouterr().out
+    assert f"parts {two[1]} loss" in capsys.readouterr().out
 
 
-def test_the_numbers_of_a_mixture_are_the_means_of_its_parts_by_weight():
+def test_the_numbers_of_a_mixture_are_the_means_of_its_parts_by_weight(monkeypatch):
     mixture = Mixture("x", [stream(9, name="a"), stream(9, name="b")], [3, 1])
     for part, folder in zip(mixture.parts, "ab", strict=True):
         part.folder = Path(folder)
     numbers = {"a": dict(loss=1.0, accuracy=0.2, labels=10), "b": dict(loss=3.0, accuracy=1.0, labels=90)}
-    found = evaluate.of_mixture(mixture, lambda part, weight: numbers[str(part.folder)])
+    monkeypatch.setattr(evaluate, "evaluate_part", lambda model, part, split, tokens: numbers[str(part.folder)])
+    found = evaluate.evaluate(None, mixture, "val")
     assert found.pop("parts") == numbers
     expected = dict(loss=1.5, perplexity=math.exp(1.5), accuracy=0.4, labels=100)
     assert found == pytest.approx(expected)

@@ -59,7 +59,7 @@ def test_weights_and_linearity_are_inherited_until_the_readout_is_another(part, 
         assert (cls.explicit_weights is not None) == has_weights
         assert cls.is_linear_in_query == has_weights
     if not has_weights:
-        seen = Seen(child(make_config(), parse_gate("none")), *[None] * (len(Seen._fields) - 1))
+        seen = Seen(child(make_config(), parse_gate("none")))
         message = helpers.error_of(weights_of, seen)
         assert message == "Child: its readout is its own, so explicit_weights must be, too"
 

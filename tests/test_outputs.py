@@ -172,7 +172,7 @@ def test_an_older_output_of_its_own_kind_is_replaced(trained, text, tmp_path, he
     of_both = {}
     for seed in range(2):
         evaluate_to(tmp_path / "scores.json", [trained, run][seed])
-        meters.main([f"--checkpoint={run}", "--device=cpu", "--rows=2", "--score_batches=1", f"--maps=0.{seed}"])
+        meters.main([f"--checkpoint={run}", "--device=cpu", "--rows=2", f"--map=0.{seed}"])
         plot.main([str(run), "--html=true", f"--text=a text {seed}"])
         plot.main([str(run / "meters.json")])
         page.write_page(tmp_path / "report.html", [f"a text {seed}"])

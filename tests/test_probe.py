@@ -10,10 +10,10 @@ import pytest
 import torch
 from small_models import off_its_start, seen_of
 
+from evaluate import prune_gates, quantise
 from gate import Gate
 from model import MIXERS, GPTConfig, Softmax
-from runs import probe
-from study import interventions
+from runs import health, probe
 
 T, C, H, D = 12, 16, 2, 8
 X = torch.randn(3, T, C, generator=torch.Generator().manual_seed(1))
@@ -37,19 +37,17 @@ def data_of(tokens, **kinds):
 @pytest.mark.parametrize("granularity, heads", [("elementwise", H), ("headwise", H), ("shared", 1), ("scalar", 1)])
 @pytest.mark.parametrize("gate_input", ["token", "static"])
 @pytest.mark.parametrize(
-    ("value", "activation", "mean", "shares", "collapsed"),
+    ("value", "activation", "mean", "share"),
     [
-        (-40.0, "sigmoid", 0.0, (1.0, 0.0), "all under 0.05"),
-        (0.0, "sigmoid", 0.5, (0.0, 0.0), "all within 0.05 of 0.5"),
-        (40.0, "sigmoid", 1.0, (0.0, 1.0), None),
-        (-3.0, "silu", 0.1423, (0.0, 0.0), None),  # by its size
-        (-3.0, "add_silu", 0.1423, (0.0, 0.0), None),  # what it adds
-        (2.0, "identity", 2.0, (0.0, 1.0), None),
+        (-40.0, "sigmoid", 0.0, 1.0),
+        (0.0, "sigmoid", 0.5, 0.0),
+        (40.0, "sigmoid", 1.0, 0.0),
+        (-3.0, "silu", 0.1423, 0.0),  # by its size
+        (-3.0, "add_silu", 0.1423, 0.0),  # what it adds
+        (2.0, "identity", 2.0, 0.0),
     ],
 )
-def test_the_meter_of_a_gate_of_one_value_and_one_value_off_is_enough_not_to_be_collapsed(
-    value, activation, mean, shares, collapsed, gate_input, granularity, heads
-):
+def test_the_meter_of_a_gate_of_one_value(value, activation, mean, share, gate_input, granularity, heads):
     config = GPTConfig(n_embd=C, n_head=H, gate_activation=activation, gate_bias=0.0, gate_input=gate_input)
     gate = Gate(config, granularity, H, D)
     for p in gate.parameters():
@@ -57,12 +55,9 @@ def test_the_meter_of_a_gate_of_one_value_and_one_value_off_is_enough_not_to_be_
     logits = gate.proj.bias if gate.static is None else gate.static
     logits.fill_(value)
     meter = probe.gate_meter(gate, gate.logits(X))
-    assert meter["mean"] == [pytest.approx(mean, abs=1e-4)] * heads and meter["collapsed"] == collapsed
-    assert (meter["below_0.1"], meter["above_0.9"]) == tuple([share] * heads for share in shares)
+    assert meter["mean"] == [pytest.approx(mean, abs=1e-4)] * heads and meter["below_0.1"] == [share] * heads
     place = min(int(20 * mean), 20) - (mean == 1)  # the last bin holds what is above 1
     assert meter["histogram"] == [[float(i == place) for i in range(21)]] * heads
-    logits[-1] = 1.0
-    assert probe.gate_meter(gate, gate.logits(X))["collapsed"] is None
 
 
 # -- token 0, by query -------------------------------------------------------------------------------------------------
@@ -91,14 +86,10 @@ def by_definition(mixer, x, stream, b, h, i):
     written = mixer.out_proj.weight.view(C, mixer.n_head, -1)[:, h] @ (factor * v[0])[h]  # with a weight of one
     if "output" in mixer.gates:
         written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))[b, i, 0]
-    before, after = parts[:, h].norm(dim=-1), (factor * parts)[:, h].norm(dim=-1)  # (T,) each
     to_sink = {} if p.sink is None else {"to_sink": 1 - weights[h].sum()}
     return to_sink | {
         "share": weights[h, 0].abs() / (weights[h].abs().sum() + to_sink.get("to_sink", 0)),
-        "token_0_before": before[0] / before.sum(),
-        "token_0_after": after[0] / after.sum(),
         "effective": (weights[h, 0] * written).norm() / stream[b, i].norm(),
-        "effective_uniform": (written / (i + 1)).norm() / stream[b, i].norm(),
     }
 
 
@@ -139,14 +130,11 @@ def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
     gate, close = mixer.gates["readout"], functools.partial(pytest.approx, rel=1e-3)
     for name, own in (positions | {"all": range(1, T)}).items():
         kind = sink["kinds"].get(name, sink)
-        assert kind["uniform"] == [close(sum(1 / (i + 1) for i in own) / len(own))]
-        for meter in ("share", "effective", "effective_uniform", "token_0_before", "token_0_after"):
+        for meter in ("share", "effective"):
             assert kind[meter] == close(each[meter][0][:, own].mean(1).tolist())
         if name != "all":
-            assert kind["queries"] == len(own)
             values = gate.value(gate.logits(x))[0, own, :, 0]
             assert kind["gates"]["readout"]["mean"] == close(values.mean(0).tolist())
-    assert sink["uniform"] == [close(probe.baseline(T))]
     sizes = mixer.project(x, None, 0).v[0, :, 0].norm(dim=-1).tolist()  # of the values, which all heads share
     assert sink["value_norm"] == [close(sizes[0] / statistics.median_low(sizes[1:]))] * H
 
@@ -173,7 +161,7 @@ def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found(mon
     added = block.mixer(block.norm_1(x))
     assert layers[0]["branch"] == pytest.approx((added.norm(dim=-1) / x.norm(dim=-1)).mean().item(), rel=1e-3)
     for found in (layer["residual"] for layer in layers):
-        assert [found[name] for name in ("row", "position", "token", "channel")] == [2, 5, 7, 3]
+        assert [found[name] for name in ("position", "token", "channel")] == [5, 7, 3]
         assert found["max"] == pytest.approx(1000, rel=1e-2) and found["max_over_median"] > 100
     monkeypatch.setattr(probe, "TRAINING_LENGTH", 4)  # of a long row: weights take memory with its square
     of_run = probe.training_meters(model, data_of(tokens), T, "float32")
@@ -198,7 +186,6 @@ def test_every_mixer_has_every_meter(name):
     model = make_model(attention=name, gate="native+elementwise+headwise@value")
     layers = probe.layer_meters(model, TOKENS, {}, "float32")
     assert json.loads(json.dumps(layers, allow_nan=False)) == layers
-    assert len(probe.layer_meters(model, TOKENS[:, :1], {}, "float32")) == 2  # rows of one token
     assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
     kind = "proxy" if MIXERS[name].explicit_weights else "none"
     if issubclass(MIXERS[name], Softmax):
@@ -214,14 +201,9 @@ def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
     before = compiled(TOKENS)
     with torch._dynamo.config.patch(error_on_recompile=True):
         probe.training_meters(model, data_of(TOKENS, some=[1, 2, 3]), T, "float32")
-        with interventions.pruned(model, 0.7):
-            pruned = model(TOKENS)
-            probe.layer_meters(model, TOKENS, {}, "float32")
-            assert torch.equal(model(TOKENS), pruned)  # one inside the other leaves the other as it was
         assert torch.equal(compiled(TOKENS), before)
     with pytest.raises(ZeroDivisionError):
         probe.probe(model, TOKENS, lambda seen: 1 / 0)
-    assert model.training
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
         assert not vars(module).keys() & {"read", "act", "forward"}
@@ -229,44 +211,41 @@ def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
 
 def test_a_spike_is_five_deviations_above_the_last_hundred():
     steady = [2.0, 4.0] * 50  # mean 3, deviation 1
-    assert probe.is_spike(8.01, steady) and not probe.is_spike(7.99, steady)
-    assert probe.is_spike(8.01, [100.0] * 50 + steady)  # older losses do not count
-    assert not probe.is_spike(1e9, steady[:10])  # too few to tell
+    assert health.is_spike(8.01, steady) and not health.is_spike(7.99, steady)
+    assert health.is_spike(8.01, [100.0] * 50 + steady)  # older losses do not count
+    assert not health.is_spike(1e9, steady[:10])  # too few to tell
 
 
 # -- pruning and 8 bits ------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 @every_mixer
-def test_pruning_at_threshold_0_changes_nothing_and_above_every_value_closes_all(name):
+def test_pruning_above_every_value_closes_all_and_at_0_changes_nothing(name):
     model = make_model(attention=name, gate="elementwise")
-    before, layers = model(TOKENS), probe.layer_meters(model, TOKENS, {}, "float32")
-    with interventions.pruned(model, 0.0) as counts:
-        assert torch.equal(model(TOKENS), before)
-    assert counts[0] == 0 and counts[1] == 2 * 3 * T * model.blocks[0].mixer.n_head * D
-    with interventions.pruned(model, 0.1) as counts:
-        model(TOKENS)
-    assert counts[0] / counts[1] == pytest.approx(probe.summary(layers, T)["gate_below_0.1"]["readout"], abs=1e-3)
-    with interventions.pruned(model, 1.01) as counts:
-        closed = model(TOKENS)
-    assert counts[0] == counts[1]
-    with torch.no_grad():
-        for block in model.blocks:
-            block.mixer.out_proj.weight.zero_()
-    torch.testing.assert_close(closed, model(TOKENS))
+    before = model(TOKENS)
+    closed = copy.deepcopy(model)
+    prune_gates(model, 0.0)
+    assert torch.equal(model(TOKENS), before)
+    probe.layer_meters(model, TOKENS, {}, "float32")  # which leave the pruning as it was
+    prune_gates(closed, 1.01)
+    pruned = closed(TOKENS)
+    for block in closed.blocks:
+        block.mixer.out_proj.weight.zero_()
+    torch.testing.assert_close(pruned, closed(TOKENS))
+    assert not torch.equal(pruned, before)
 
 
 @torch.no_grad()
-def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides(helpers):
+def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides():
     model, x, other = make_model(), torch.zeros(1, C), torch.randn(1, C)
     up, key = model.blocks[0].mlp.up, model.blocks[0].mixer.out_proj
     up.weight[:, 0], up.weight[:, 1:] = 127.0, torch.randint(-127, 128, up.weight[:, 1:].shape).float()
     up.weight[0] /= 1024  # a row has a scale of its own
     x[0, 0], x[0, 1] = 127.0, 0.4  # 0.4 is less than half a level
-    before, exact, fine = copy.deepcopy(model.state_dict()), up(torch.eye(C)[1:2]), key(other)
-    with interventions.quantised(model):
-        torch.testing.assert_close(up(x), 127.0 * up.weight[:, 0][None])
-        torch.testing.assert_close(up(torch.eye(C)[1:2]), exact)  # these weights are levels
-        assert 0 < (key(other) - fine).abs().max() < 0.05 * fine.abs().max()
-    assert torch.equal(key(other), fine) and helpers.equal(model.state_dict(), before)
-    assert not any("forward" in vars(module) for module in model.modules())
+    table, exact, fine = model.wte.weight.clone(), up(torch.eye(C)[1:2]), key(other)
+    quantise(model)
+    torch.testing.assert_close(up(x), 127.0 * up.weight[:, 0][None])
+    torch.testing.assert_close(up(torch.eye(C)[1:2]), exact)  # these weights are levels
+    assert 0 < (key(other) - fine).abs().max() < 0.05 * fine.abs().max()
+    assert torch.equal(model.wte.weight, table)

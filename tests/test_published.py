@@ -24,7 +24,7 @@ from runs.checkpoint import load_model
 HERE = ["--device=cpu", "--threads=1"]
 SMALL = {  # more words of a script
     "train.py": [*HERE, "--max_iters=8", "--eval_interval=8", "--warmup_iters=1", "--learning_rate=1e-3"],
-    "meters.py": [*HERE, "--rows=2", "--score_batches=1"],
+    "meters.py": [*HERE, "--rows=2"],
 }
 
 
@@ -51,7 +51,7 @@ def test_every_script_takes_the_folder_of_a_hub(work, helpers, capsys):
     text_prepare.main(["book.txt", "--tokenizer=hub", "--out_dir=data"])
     capsys.readouterr()
     meters.main([*SMALL["meters.py"], "--checkpoint=hub", "--dataset=data"])
-    evaluate.main([*words, "--dataset=data", "--json=true"])
+    evaluate.main([*words, "--dataset=data"])
     sample.main(["--checkpoint=hub", "--device=cpu", "--max_new_tokens=3", "--start=The quick"])
     printed = capsys.readouterr().out
     assert "hub (step 0, softmax, gate none)" in printed and printed.count("The quick") == 3
@@ -71,7 +71,9 @@ def test_a_gate_on_a_published_model_is_the_recipe_of_its_config(work, helpers):
     plain = helpers.metrics(work / "out" / "plain_qwen", "eval")[0]["val_loss"]
     assert first == plain and last < first
     before, _, gated = json.loads((work / "out" / "gated_qwen" / "meters.json").read_text())["checkpoints"]
-    assert before["gate"] == "none" and gated["gate"] == "elementwise" and gated["loss"] < before["loss"]
+    assert (
+        before["gate"] == "none" and gated["gate"] == "elementwise" and gated["losses"]["all"] < before["losses"]["all"]
+    )
     assert all(at["gates"]["readout"]["mean"] and at["sink"]["share"] for at in gated["layers"])
     ours, theirs = load_model("out/gated_qwen")[0], AutoModelForCausalLM.from_pretrained("gated")
     torch.testing.assert_close(ours(IDX), theirs(IDX).logits, rtol=0, atol=1e-4)

@@ -19,7 +19,6 @@ from data.shards import open_dataset
 from model import MIXERS
 from ops.sampling import draw
 from runs.checkpoint import load_model
-from study import interventions
 
 THREE = ["softmax", "cosformer", "gla"]
 
@@ -87,15 +86,14 @@ def test_accuracy_is_counted_at_the_labels_and_by_slice(mqar_run, mixed_mqar, ev
 
 
 @pytest.mark.parametrize(("keys", "change"), [
-    ({"prune_below": 0.7}, lambda model: interventions.pruned(model, 0.7)),
-    ({"eight_bits": True}, interventions.quantised),
+    ({"prune_below": 0.7}, lambda model: evaluate.prune_gates(model, 0.7)),
+    ({"eight_bits": True}, evaluate.quantise),
 ])  # fmt: skip
 def test_a_split_is_read_with_closed_gates_or_in_8_bits(text_runs, text, evaluated, keys, change):
-    """As the contexts of study/interventions.py change the model."""
     checkpoint, dataset = text_runs["softmax"], open_dataset(text)
     model, _ = load_model(checkpoint)
-    with change(model):
-        expected = evaluate.evaluate(model, dataset, "val", batch_size=32, block_size=model.config.block_size)["loss"]
+    change(model)
+    expected = evaluate.evaluate(model, dataset, "val", batch_size=32, block_size=model.config.block_size)["loss"]
     found = evaluated(checkpoint=checkpoint, dtype="float32", **keys)
     assert found["loss"] == pytest.approx(expected, rel=1e-6) and found | keys == found
     assert found["loss"] != evaluated(checkpoint=checkpoint, dtype="float32")["loss"]
@@ -107,7 +105,6 @@ def test_evaluate_refuses_what_it_cannot_score(text_runs, mqar_run, text, evalua
         (text_runs["softmax"], dict(stride=64), "would leave tokens between them out"),
         (text_runs["cosformer"], dict(block_size=64), "past block_size=32"),
         (mqar_run, dict(dataset=text), "256 token ids, the model knows 16"),
-        (mqar_run, dict(prune_below=0.1), "has no gate that multiplies"),
     ]:
         assert expected in helpers.error_of(evaluated, checkpoint, **keys)
 
@@ -128,14 +125,6 @@ def test_the_same_seed_gives_the_same_text(text_runs, sampled):
     first, again, other = (sampled(text_runs["softmax"], seed=seed, **keys) for seed in (1, 1, 2))
     assert first == again != other
     assert len(set(first)) == 3 and all(text.startswith("The") for text in first)
-
-
-def test_processes_that_share_a_model_print_the_text_of_one(text_runs, sampled, helpers):
-    keys = dict(checkpoint=text_runs["gla"], num_samples=1, max_new_tokens=12, device="cpu", start="The")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--", "sample.py"]
-    together = helpers.script(*launch, *helpers.words(**keys))
-    text = sampled(**keys)[0]
-    assert together.stdout.decode() == text + "\n" + "-" * 80 + "\n", together.stderr.decode()
 
 
 def test_a_prompt_comes_from_the_command_line_or_a_file(text_runs, sampled, tmp_path):

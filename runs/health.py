@@ -1,0 +1,45 @@
+"""Whether a run is still sound: spikes of its loss, and the first tensor that is not finite."""
+
+from collections.abc import Iterable
+from statistics import fmean, pstdev
+
+import torch
+
+from runs.parallel import all_finite
+
+SPIKE_WINDOW = 100
+SPIKE_AT_LEAST = 20
+SPIKE_DEVIATIONS = 5
+
+
+def is_spike(loss: float, earlier: list[float]) -> bool:
+    """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at
+    least 20)."""
+    window = earlier[-SPIKE_WINDOW:]
+    if len(window) < SPIKE_AT_LEAST:
+        return False
+    return loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(window)
+
+
+def bad_weight(model: torch.nn.Module) -> str | None:
+    """The name of the first weight that is not finite."""
+    return next((name for name, p in model.named_parameters() if not all_finite(p)), None)
+
+
+def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> str | None:
+    """Names the first bad weight or, from the last layer back, gradient, or returns None if all are
+    finite.
+
+    losses: an iterator whose every item is a loss, computed when it is asked for: of a sharded
+    model all of them, since the other processes wait for this one in each. The gradients stay in
+    the model.
+    """
+    weight = bad_weight(model)
+    if weight is not None:
+        return weight
+    for loss in losses:
+        loss.backward()
+    for name, p in reversed(list(model.named_parameters())):
+        if p.grad is not None and not all_finite(p.grad):
+            return f"gradient of {name}"
+    return None
