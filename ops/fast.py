@@ -219,7 +219,7 @@ class Chunks(Function):
             if w is not None:
                 values.append(torch.baddbmm(v_n, w_n, S, alpha=-1))
                 new = k_n @ values[-1]
-            S = new.add_(S) if a is None else new.addcmul_(a, S)
+            S = new.addcmul_(a, S)
         states, v = _joined(states), v if w is None else _joined(values)
         ctx.save_for_backward(inside, q, k, v, w, decay, states)
         # a view would keep all states alive
@@ -238,15 +238,13 @@ class Chunks(Function):
             if w is not None:
                 d_values.append(torch.baddbmm(dv_n, k_n, G))
                 new = torch.baddbmm(new, w_n, d_values[-1], alpha=-1)
-            G = new.add_(G) if a is None else new.addcmul_(a, G)
+            G = new.addcmul_(a, G)
         d_states = _joined(d_states[::-1])
         dv = dv.baddbmm_(k, d_states) if w is None else _joined(d_values[::-1])
         dw = None if w is None else (dv @ states.mT).neg_()
-        d_decay = (
-            None
-            if decay is None
-            else (d_states * states).sum(-1, keepdim=True).sum_to_size(decay.shape)
-        )
+        d_decay = None
+        if ctx.needs_input_grad[5]:
+            d_decay = (d_states * states).sum(-1, keepdim=True).sum_to_size(decay.shape)
         return do @ v.mT, do @ states.mT, v @ d_states.mT, dv, dw, d_decay, G.view(shape)
 
 

@@ -146,13 +146,12 @@ def weights(q: Tensor, k: Tensor, log_decay: Tensor | None) -> tuple:
 
     Returns the weights inside the chunks, sum_d q_id k_jd exp(c_id - c_jd) for j <= i and zero
     above (B, H, N, C, C); q decayed from the chunk's start, q exp(c); k decayed to its end, k
-    exp(c_C - c); and the decay of the whole chunk, exp(c_C), as (B, H, N, 1 or Dk, 1). Without a
-    decay the last three are q, k and None.
+    exp(c_C - c); and the decay of the whole chunk, exp(c_C), as (B, H, N, 1 or Dk, 1).
     """
     # with the delta rule it is k, and torch.compile does not take one tensor for two inputs
     q = q.view_as(q)
     if log_decay is None:
-        return *PlainWeights.apply(q, k), None
+        return *PlainWeights.apply(q, k), k.new_ones(*k.shape[:3], 1, 1)
     if log_decay.shape[-1] == 1:
         return HeadWeights.apply(q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
     heads = max(x.shape[1] for x in (q, k, log_decay))
