@@ -64,8 +64,8 @@ def main(argv: list[str]) -> None:
             raise UserError(
                 f"against=None: the part {name} runs nanoGPT, too; name its model.py with --against=PATH"
             )
-        if config.against is None and name in names:
-            names.remove(name)
+    if config.against is None:
+        names = [name for name in names if name not in BESIDE_NANOGPT]
     config.threads = cpu_threads(config.threads)
     torch.set_num_threads(config.threads)
     config.device = "cpu" if config.rehearse else pick_device(config.device)
@@ -88,8 +88,9 @@ def main(argv: list[str]) -> None:
             about["stopped"] = True  # what it has measured by then is kept
             raise
         finally:
-            text = json.dumps(about | asdict(report), indent=1)
-            files.write_text(out_dir / f"{name}.json", f"{text}\n")
+            if report.rows or report.ratios or report.claims:
+                text = json.dumps(about | asdict(report), indent=1)
+                files.write_text(out_dir / f"{name}.json", f"{text}\n")
             if name == "gpu":
                 files.write_text(out_dir / "gpu.md", page(about, report.rows))
         for kind in found:

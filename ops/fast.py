@@ -1,14 +1,8 @@
 """What is faster on a CPU than autograd: functions whose backward is written by hand. Each names
-its definition, so that recurrence.py and layers.py can be read without this file, and what it
-gains: how much longer a step of 4 x 128 takes with autograd.
-
-A backward treats saved intermediates as constants. So each is once_differentiable, which raises
-under create_graph=True: a Hessian would be silently wrong.
-"""
+its definition, so that recurrence.py and layers.py can be read without this file."""
 
 import torch
 import torch.nn.functional as F
-from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 
@@ -16,17 +10,47 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+class Function(torch.autograd.Function):
+    """Makes a subclass's forward and backward static, and lets the backward run without autocast,
+    which would round: a compiled step traces its backward under the autocast of its forward.
+
+    It treats saved intermediates as constants, so it refuses a second derivative: a Hessian would
+    be silently wrong.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        backward = cls.backward
+
+        def without_autocast(ctx, *gradients):
+            with torch.autocast(gradients[0].device.type, enabled=False):
+                return backward(ctx, *gradients)
+
+        cls.forward = staticmethod(cls.forward)  # type: ignore[method-assign]
+        cls.backward = staticmethod(once_differentiable(without_autocast))  # type: ignore[method-assign]
+
+
+class Product(Function):
+    """a @ b. In a compiled step under autocast, autograd would compute its gradient in
+    bfloat16."""
+
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    def backward(ctx, dy):
+        a, b = ctx.saved_tensors
+        return (dy @ b.mT).sum_to_size(a.shape), (a.mT @ dy).sum_to_size(b.shape)
+
+
 class PlainWeights(Function):
     """(q @ k.mT).tril(), q, k: recurrence.weights without a decay. The gradients of q and k add up
     inside a product."""
 
-    @staticmethod
     def forward(ctx, q, k):
         ctx.save_for_backward(q, k)
         return (q @ k.mT).tril_(), q, k
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, d_inside, dq, dk):
         q, k = ctx.saved_tensors
         d_product = d_inside.tril()
@@ -36,7 +60,6 @@ class PlainWeights(Function):
 class HeadWeights(Function):
     """recurrence.weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H, N, C, 1)."""
 
-    @staticmethod
     def forward(ctx, q, k, c):
         end = c[..., -1:, :]
         from_start, to_end, decay = c.exp(), (end - c).exp(), end.exp()
@@ -46,8 +69,6 @@ class HeadWeights(Function):
         ctx.save_for_backward(q, k, from_start, to_end, decay, between, inside)
         return inside, q * from_start, k * to_end, decay
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, from_start, to_end, decay, between, inside = ctx.saved_tensors
         d_product = (d_inside * between).sum_to_size(*q.shape[:-1], q.shape[-2])
@@ -79,7 +100,6 @@ class ChannelWeights(Function):
     block, and the left block's k by the whole right one.
     """
 
-    @staticmethod
     def forward(ctx, q, k, log_decay):
         a, decay = _flush(log_decay.exp()), _flush(log_decay.sum(1, keepdim=True).exp())
         ctx.save_for_backward(q, k, a, decay)
@@ -88,8 +108,6 @@ class ChannelWeights(Function):
             _lower_left(inside, s).copy_((right @ left.mT).view(len(q), -1, s, s))
         return inside, q_from_start, k_to_end, decay
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, a, decay = ctx.saved_tensors
         # the doubling of the forward, with the decays alone: the gradient of a block's q is decayed
@@ -173,7 +191,6 @@ class Inverse(Function):
     """(I + L)^-1 of a strictly lower triangular L (..., C, C): the slow
     torch.linalg.solve_triangular(I + L, I)."""
 
-    @staticmethod
     def forward(ctx, L):
         # inverted blocks of s give inverted blocks of 2s; a series of powers of L needs fewer
         # products, but cancels
@@ -189,8 +206,6 @@ class Inverse(Function):
         ctx.save_for_backward(inverse)
         return inverse
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, d_inverse):
         (inverse,) = ctx.saved_tensors
         return -(inverse.mT @ d_inverse @ inverse.mT)
@@ -207,7 +222,6 @@ class Chunks(Function):
     w^T dv.
     """
 
-    @staticmethod
     def forward(ctx, inside, q, k, v, w, decay, S):
         shape, S = S.shape, S.flatten(0, 1)
         states, values = [], []
@@ -225,8 +239,6 @@ class Chunks(Function):
         # a view would keep all states alive
         return (inside @ v).baddbmm_(q, states), S.clone().view(shape)
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, do, G):
         inside, q, k, v, w, decay, states = ctx.saved_tensors
         shape, G = G.shape, G.flatten(0, 1)
@@ -263,7 +275,6 @@ def _by_chunk(heads, *tensors):
 class Norm(Function):
     """layers.RMSNorm: x / sqrt(mean(x^2) + eps) * weight, over the last axis."""
 
-    @staticmethod
     def forward(ctx, x, weight, eps):
         r = (
             torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -276,8 +287,6 @@ class Norm(Function):
         ctx.save_for_backward(normed, weight, r)
         return normed * weight
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, dy):
         normed, weight, r = ctx.saved_tensors
         d_weight = dy * normed  # for each token; the sum over tokens is taken below
@@ -290,15 +299,12 @@ class Norm(Function):
 class L2Norm(Function):
     """layers.l2_norm: x / sqrt(sum(x^2) + 1e-6), over the last axis."""
 
-    @staticmethod
     def forward(ctx, x):
         r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(1e-6).rsqrt_()
         y = x * r
         ctx.save_for_backward(y, r)
         return y
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, dy):
         y, r = ctx.saved_tensors
         along = (dy * y).sum(-1, keepdim=True)  # the part along x, which the norm cancels
@@ -309,7 +315,6 @@ class Convolution(Function):
     """layers.ShortConv: sum_i weight_i x_{t+i} + bias of x (B, W - 1 + T, C), weight (W, C), bias
     (C,) or None."""
 
-    @staticmethod
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
         T, fine = x.shape[1] - len(weight) + 1, x.to(torch.promote_types(x.dtype, weight.dtype))
@@ -319,8 +324,6 @@ class Convolution(Function):
             y.addcmul_(fine[:, i : i + T], weight[i])
         return (y if bias is None else y.add_(bias)).to(x.dtype)
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         T, dtype = dy.shape[1], torch.promote_types(x.dtype, weight.dtype)
@@ -340,13 +343,10 @@ class CosSinFeatures(Function):
     """[x cos, x sin]: two of these have the product x . y cos(a - b). x (B, T, H, D) -> (B, T, H,
     2D)."""
 
-    @staticmethod
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
         return torch.cat([x * cos, x * sin], dim=-1)
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, dy):
         cos, sin = ctx.saved_tensors
         d_cos, d_sin = dy.chunk(2, dim=-1)
@@ -365,7 +365,6 @@ class CausalAttention(Function):
     saved than by the kernel.
     """
 
-    @staticmethod
     def forward(ctx, q, k, v, scale=None):
         # log_sums (B, H, T): logarithm of the sum of a query's exponentials
         o, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -375,8 +374,6 @@ class CausalAttention(Function):
         ctx.save_for_backward(q, k, v, o, log_sums)
         return o
 
-    @staticmethod
-    @once_differentiable
     def backward(ctx, do):
         q, k, v, o, log_sums = ctx.saved_tensors
         shape, T, scale = q.shape, q.shape[2], ctx.scale

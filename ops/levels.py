@@ -21,7 +21,7 @@ of recurrence.py; initial_state has the shape of the states, and there are
 import torch
 from torch import Tensor
 
-from ops.fast import Inverse
+from ops.fast import Inverse, Product
 from ops.recurrence import prepare, to_chunks, weights
 
 
@@ -73,8 +73,9 @@ def chunked(
                 is_last = level == len(states) - 1
                 # it holds a block
                 if first >> (level - 1) & 1 or (is_last and first >> (level - 1)):
-                    factor = levels[:, part, :, level, None].transpose(1, 2)  # (B, H, n, 1)
-                    o = o + factor * (read @ states[level])
+                    o = o + levels[:, part, :, level, None].transpose(1, 2) * Product.apply(
+                        read, states[level]
+                    )
                     states[level] = _times(through, states[level])
                     if level <= after:
                         new, states[level] = new + states[level], torch.zeros_like(new)
@@ -101,12 +102,11 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
     if beta is not None:
         u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
         inverse = Inverse.apply((u * beta).tril(-1)) * beta.mT
-        inside, write = inside @ inverse, write @ inverse
-        read = read - inside @ from_start
+        inside, write = Product.apply(inside, inverse), Product.apply(write, inverse)
+        read = read - Product.apply(inside, from_start)
         eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-        through = through * eye - write @ from_start
-    o = inside * factors(levels) @ v
-    state = write @ v
+        through = through * eye - Product.apply(write, from_start)
+    o, state = Product.apply(inside * factors(levels), v), Product.apply(write, v)
     read = read.expand(*o.shape[:-1], -1)
     # 2. two neighbours become one: the right one reads the left one's state, at one level
     while o.shape[2] > 1:
@@ -123,9 +123,11 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
             (left, right),
             (_, lambda_right),
         ) = pairs
-        o_right = torch.addcmul(o_right, lambda_right, read_right @ S_left)
+        o_right = torch.addcmul(o_right, lambda_right, Product.apply(read_right, S_left))
         # what the right one reads of the state before both has gone through the left one
-        read_right = read_right * left.mT if left.shape[-1] == 1 else read_right @ left
+        read_right = (
+            read_right * left.mT if left.shape[-1] == 1 else Product.apply(read_right, left)
+        )
         o, read = torch.cat([o_left, o_right], 3), torch.cat([read_left, read_right], 3)
         state, through = S_right + _times(right, S_left), _times(right, left)
         levels, size = levels.unflatten(2, (-1, 2)).flatten(3, 4), 2 * size
@@ -134,4 +136,4 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
 
 def _times(through, S):
     """What a block makes of a state, or of what an earlier block does."""
-    return through * S if through.shape[-1] == 1 else through @ S
+    return through * S if through.shape[-1] == 1 else Product.apply(through, S)

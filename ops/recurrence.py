@@ -18,8 +18,8 @@ the arguments
     erase           None, or (B, T, H, Dk): takes the place of k_t in (a_t S_{t-1})^T k_t; with beta alone
     initial_state   None (zeros), or (B, H, Dk, Dv)
 
-Autocast around the forward changes nothing: bfloat16 has too few digits for decays, sums and
-states. As everywhere in torch, the backward is called outside of it. On a GPU, train.py lets TF32 compute float32 products. T = 0 gives an empty output and
+Autocast changes nothing, forward or backward: bfloat16 has too few digits for decays, sums and
+states. On a GPU, train.py lets TF32 compute float32 products. T = 0 gives an empty output and
 leaves the state as it was.
 """
 
@@ -27,7 +27,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ops.fast import ChannelWeights, Chunks, HeadWeights, Inverse, PlainWeights, at_least_float32
+from ops.fast import (
+    ChannelWeights,
+    Chunks,
+    HeadWeights,
+    Inverse,
+    PlainWeights,
+    Product,
+    at_least_float32,
+)
 
 # exp(-104) is 0 in float32. A lower logarithm would only cost digits in the sums, and -inf - -inf
 # would be NaN
@@ -46,12 +54,12 @@ def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=N
             # share beta of v
             if beta_t is not None:
                 erase_t = k_t if erase_t is None else erase_t
-                v_t = beta_t * (v_t - (erase_t if a is None else erase_t * a) @ S)
+                v_t = beta_t * (v_t - Product.apply(erase_t if a is None else erase_t * a, S))
             # 2. the state decays and takes up the token
             new = k_t.mT * v_t
             S = new.add_(S) if a is None else new.addcmul_(a.mT, S)  # (B, H, Dk, Dv)
             # 3. the readout
-            outputs.append(q_t @ S)
+            outputs.append(Product.apply(q_t, S))
         o = torch.cat(outputs, dim=2) if outputs else S[:, :, :0]
     return o.transpose(1, 2), S
 
@@ -107,12 +115,12 @@ def chunked(
         if beta is not None:
             u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
             inverse = Inverse.apply((u * beta).tril(-1)) * beta.mT
-            v, w = inverse @ v, inverse @ from_start
+            v, w = Product.apply(inverse, v), Product.apply(inverse, from_start)
         # 3. and 4. the readout and the states, which are not needed inside a single chunk that
         # begins with zeros
         if is_empty and v.shape[2] == 1:
-            o = inside @ v
-            S = (k_to_end.mT @ v)[:, :, 0].expand_as(S)
+            o = Product.apply(inside, v)
+            S = Product.apply(k_to_end.mT, v)[:, :, 0].expand_as(S)
         else:
             o, S = Chunks.apply(
                 *(_flat(x, S.shape[1]) for x in (inside, q_from_start, k_to_end, v, w, decay)), S
@@ -136,7 +144,7 @@ def quadratic(q, k, *, log_decay=None, beta=None, erase=None) -> Tensor:
         if beta is not None:
             u = weights(k if erase is None else erase, k, log_decay)[0]
             inverse = Inverse.apply((u * beta).tril(-1))
-            w = w @ inverse * beta.mT
+            w = Product.apply(w, inverse) * beta.mT
     return w[:, :, 0, :T, :T]
 
 
