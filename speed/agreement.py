@@ -59,12 +59,12 @@ def compare(
             torch._dynamo.reset()
         step_model = step_of(model, replace(config, dtype=dtype), is_compiled)
         found = verdict(numbers_of(model, step_model, config.device, dtype), exact, usual, limit)
+        found["form"] = model.blocks[0].mixer.form or "attention"
         if not is_compiled:  # decoding is not
             margin = margin_of_decoding(model.eval(), exact_model, config.device, dtype)
             found["decoding"] = margin
             found["agrees"] = found["agrees"] and margin <= limit
-        form = model.blocks[0].mixer.form or "attention"
-        rows.write(f"{row}, {dtype}", "agreement", form=form, **found)
+        rows.write(f"{row}, {dtype}", "agreement", **found)
 
 
 def small_model(config: BenchConfig, mixer: str, kernels: str) -> GPT:
