@@ -62,9 +62,10 @@ def bench_overhead(config: BenchConfig, report: Report) -> None:
             "forward": [torch.no_grad()(side.loss) for side in (gated, plain)],
             "decoding": [prefilled(side.model, 256) for side in (gated, plain)],
         }
-        for kind, sides in calls.items():
+        for kind, (above, below) in calls.items():
             limit = dict(target=target, at_most=True) if kind == "training step" else {}
-            report.compare(config, f"{kind}, {name} / none", *sides, config.pairs, **limit)
+            row = f"{kind}, {name} / none"
+            report.compare(config, row, above, below, config.pairs, **limit)
         gated_memory = peak_mb(config, "softmax", batch, keys | gate)
         report.row(gate=name, flops=flops, memory=gated_memory / memory)
 
@@ -114,8 +115,9 @@ def bench_decode(config: BenchConfig, report: Report) -> None:
     models: dict = {}
     for name in of_any_length():
         models[name] = Side(config, name, **keys, block_size=4096 + TOKENS).model.eval()
-        calls = [prefilled(models[name], context) for context in (4096, 64)]
-        report.compare(config, f"{name}: token at context 4,096 / at 64", *calls, config.pairs)
+        row = f"{name}: token at context 4,096 / at 64"
+        long, short = (prefilled(models[name], context) for context in (4096, 64))
+        report.compare(config, row, long, short, config.pairs)
     if config.against:  # nanoGPT's generate reads the whole context for every token
         theirs = Side(config, NANOGPT, **keys, block_size=1024).model.eval()
         # the claim is of the shorter context; behind the longer one nanoGPT has more to read

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return layers.attention(q, k, v, None, is_causal=True).transpose(1, 2)
 
 
-def readout(**inputs: torch.Tensor) -> torch.Tensor:
+def readout(**inputs: Any) -> torch.Tensor:
     """With `levels` among the inputs, of log-linear states."""
     form = levels.chunked if "levels" in inputs else chunked
     return form(**inputs)[0]

@@ -33,7 +33,7 @@ CHANGES: dict[str, dict] = {  # {row of the part step: keys of its Side}
 def make_side(config: BenchConfig, attention: str = "softmax", T: int = T, **keys: Any) -> Side:
     """A Side of measure.py; keys of it and of the model."""
     B = 12 * 1024 // T
-    model = dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50_304, block_size=T)
+    model: dict = dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50_304, block_size=T)
     if config.rehearse:
         B = 2
         model = dict(n_layer=1, n_head=2, n_embd=32, vocab_size=256, block_size=T // 32)
@@ -48,8 +48,9 @@ def timed(config: BenchConfig, rows: Rows, cases: dict[str, dict]) -> None:
     for row, keys in cases.items():
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()  # 0 without a GPU
+        if config.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         sides[row] = make_side(config, **keys)
         seconds = [seconds_of(sides[row], config.device) for _ in range(WARM_UP)]
         peak = torch.cuda.max_memory_allocated() - before  # of weights, moments and activations
@@ -80,7 +81,7 @@ def step(config: BenchConfig, rows: Rows) -> None:
     """Our step beside nanoGPT's, then with a gate and with Muon, each plain and compiled."""
     for compiled in (False, True):
         how = "compiled" if compiled else "plain"
-        keys = dict(compiled=compiled)
+        keys: dict = dict(compiled=compiled)
         cases = {f"ours, {how}": keys}
         if config.against:
             cases[f"{NANOGPT}, {how}"] = keys | dict(attention=NANOGPT)

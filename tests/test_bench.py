@@ -176,8 +176,9 @@ def test_all_parts_measure_every_mixer_and_claim(small_parts, beside_nanogpt, tm
 def test_a_recipe_that_the_gate_run_would_measure_otherwise_is_refused(words, cpu, text, monkeypatch, helpers):
     monkeypatch.setattr(gaterun, "RECIPES", {"mine": words})
     assert "a recipe of the gate run has" in helpers.error_of(gaterun.run_of, cpu, str(text), 0, "mine")
-    for word, said in [("--seeds=", "name one"), ("--against=.", "is no file"), ("--pairs=6", "against=None"), ("--recipes=a", "recipes='a'")]:
+    for word, said in [("--seeds=", "name one"), ("--against=.", "is no file"), ("--recipes=a", "recipes='a'")]:
         assert said in helpers.error_of(bench.main, ["gaterun", word])
+    assert "against=None" in helpers.error_of(bench.main, ["train"])
 
 
 def test_a_part_that_is_killed_in_a_process_of_its_own_is_one_line(cpu, helpers):

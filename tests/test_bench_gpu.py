@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -122,6 +123,7 @@ def test_the_scripts_are_run_and_a_run_that_was_stopped_ends_with_the_same_bits(
 
 def test_the_speeds_of_the_parts_are_there_for_both_sides_every_mixer_and_way_to_decode(cpu, monkeypatch):
     cpu.pairs = 6
+    monkeypatch.setattr(steps, "RECURRENT", ("gla", "gated_deltanet"))
     table = measured(cpu, "step", monkeypatch)
     sides = ("ours", "nanoGPT", "ours, Muon", "ours, elementwise gate")
     assert {f"{side}, {how}" for side in sides for how in ("plain", "compiled")} < {*table}
@@ -143,6 +145,7 @@ def test_a_step_is_profiled_by_its_parts_and_by_its_kernels(cpu, monkeypatch):
 
 
 # -- The driver: processes, limits, rows -------------------------------------------------------------------------------
+
 
 def fake(config, written):
     """What the process of a part does."""
@@ -172,7 +175,9 @@ def fakes(cpu, monkeypatch):
         keys = dict(device="cpu", dtype="float32", threads=1, out_dir=cpu.out_dir, against=cpu.against) | more
         bench.main(["gpu", f"--parts={parts}", *(f"--{name}={value}" for name, value in keys.items())])
 
-    limits = {name: (fake, 1000) for name in gpu.PARTS} | {"step": (fake, 20 / gpu.SLOWER)}
+    fork = multiprocessing.get_context("fork")  # a new process would import for seconds
+    monkeypatch.setattr(gpu.multiprocessing, "get_context", lambda kind: fork)
+    limits = {name: (fake, 1000) for name in gpu.PARTS} | {"step": (fake, 3 / gpu.SLOWER)}
     for parts in (gpu.UNTIMED, gpu.TIMED, gpu.PARTS):
         for name in parts:
             monkeypatch.setitem(parts, name, limits[name])
