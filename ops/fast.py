@@ -78,11 +78,8 @@ class HeadWeights(Function):
         d_exponent = d_inside * inside  # of c_i - c_j
         dq, dk = dq * from_start, dk * to_end
         d_end = (dk * k).sum(-1, keepdim=True)  # of c_C - c
-        dc = (
-            (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None]
-            .add_((dq * q).sum(-1, keepdim=True))
-            .sub_(d_end)
-        )
+        dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None]
+        dc.add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
         dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
         dq, dk = dq.sum_to_size(q.shape), dk.sum_to_size(k.shape)
         return _add_product(dq, d_product, k), _add_product(dk, d_product.mT, q), dc
@@ -104,9 +101,12 @@ class ChannelWeights(Function):
     """
 
     def forward(ctx, q, k, log_decay):
-        a, decay = _flush(log_decay.exp()), _flush(log_decay.sum(1, keepdim=True).exp())
+        a = _flush(log_decay.exp())
+        decay = _flush(log_decay.sum(1, keepdim=True).exp())
         ctx.save_for_backward(q, k, a, decay)
-        q_from_start, k_to_end, inside = q * a, k.clone(), torch.diag_embed((q * k).sum(-1))
+        q_from_start = q * a
+        k_to_end = k.clone()
+        inside = torch.diag_embed((q * k).sum(-1))
         for s, right, left in _doubled(q_from_start, k_to_end, a):
             _lower_left(inside, s).copy_((right @ left.mT).view(len(q), -1, s, s))
         return inside, q_from_start, k_to_end, decay
@@ -115,16 +115,15 @@ class ChannelWeights(Function):
         q, k, a, decay = ctx.saved_tensors
         # the doubling of the forward, with the decays alone: the gradient of a block's q is decayed
         # as its q was
-        from_start, to_end, sum_q, sum_k = (
-            a.clone(),
-            torch.ones_like(k),
-            torch.zeros_like(q),
-            torch.zeros_like(k),
-        )
+        from_start = a.clone()
+        to_end = torch.ones_like(k)
+        sum_q = torch.zeros_like(q)
+        sum_k = torch.zeros_like(k)
         for s, right_decay, left_decay in _doubled(from_start, to_end, a):
-            (_, right), (left, _), (_, d_right), (d_left, _) = (
-                _halves(x, s) for x in (q, k, sum_q, sum_k)
-            )
+            right = _halves(q, s)[1]
+            left = _halves(k, s)[0]
+            d_right = _halves(sum_q, s)[1]
+            d_left = _halves(sum_k, s)[0]
             d = _lower_left(d_inside, s).reshape(-1, s, s)
             d_right.addcmul_(right_decay, _small_product(d, left * left_decay))
             d_left.addcmul_(left_decay, _small_product(d.mT, right * right_decay))
@@ -146,10 +145,11 @@ def _doubled(q, k, decay):
     """Yields, for s = 1, 2, ..., C/2: s, q of the right and k of the left blocks, views that it
     then decays in place, the right block's q to the start of the pair and the left block's k to its
     end."""
-    s, C = 1, q.shape[1]
-    while s < C:
+    s = 1
+    while s < q.shape[1]:
         left_decay, right_decay = _halves(decay, 1)
-        (_, right), (left, _) = _halves(q, s), _halves(k, s)
+        right = _halves(q, s)[1]
+        left = _halves(k, s)[0]
         yield s, right, left
         right *= left_decay
         left *= right_decay
@@ -198,12 +198,12 @@ class Inverse(Function):
     def forward(ctx, L):
         # inverted blocks of s give inverted blocks of 2s; a series of powers of L needs fewer
         # products, but cancels
-        inverse, s = (
-            torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L).contiguous(),
-            1,
-        )
-        flat, L = inverse.view(-1, *L.shape[-2:]), L.reshape(-1, *L.shape[-2:])
-        while s < L.shape[-1]:
+        C = L.shape[-1]
+        inverse = torch.eye(C, dtype=L.dtype, device=L.device).expand_as(L).contiguous()
+        flat = inverse.view(-1, C, C)
+        L = L.reshape(-1, C, C)
+        s = 1
+        while s < C:
             left, right = _blocks(flat, s).unflatten(1, (-1, 2)).unbind(2)  # (M, C / 2s, s, s)
             _lower_left(flat, s).copy_(-(right @ _lower_left(L, s) @ left))
             s *= 2
@@ -227,37 +227,45 @@ class Chunks(Function):
     """
 
     def forward(ctx, inside, q, k, v, w, decay, S):
-        shape, S = S.shape, S.flatten(0, 1)
+        shape = S.shape
+        S = S.flatten(0, 1)
         states, values = [], []
+        kv = k.mT @ v if w is None else None
         # a chunk costs a few small operations: waking a second thread would cost more than it saves
-        for new, k_n, v_n, w_n, a in _by_chunk(
-            len(S), k.mT @ v if w is None else None, k.mT, v, w, decay
-        ):
+        for new, k_n, v_n, w_n, a in _by_chunk(len(S), kv, k.mT, v, w, decay):
             states.append(S)
             if w is not None:
                 values.append(torch.baddbmm(v_n, w_n, S, alpha=-1))
                 new = k_n @ values[-1]
             S = new.addcmul_(a, S)
-        states, v = _joined(states), v if w is None else _joined(values)
+        states = _joined(states)
+        if w is not None:
+            v = _joined(values)
         ctx.save_for_backward(inside, q, k, v, w, decay, states)
         # a view would keep all states alive
         return (inside @ v).baddbmm_(q, states), S.clone().view(shape)
 
     def backward(ctx, do, G):
         inside, q, k, v, w, decay, states = ctx.saved_tensors
-        shape, G = G.shape, G.flatten(0, 1)
-        dv, d_states, d_values = inside.mT @ do, [], []  # d_states: G after each chunk
-        for new, dv_n, k_n, w_n, a in reversed(
-            _by_chunk(len(G), q.mT @ do, dv, k, None if w is None else w.mT, decay)
-        ):
+        shape = G.shape
+        G = G.flatten(0, 1)
+        dv = inside.mT @ do
+        d_states, d_values = [], []  # d_states: G after each chunk
+        w_T = None if w is None else w.mT
+        chunks = _by_chunk(len(G), q.mT @ do, dv, k, w_T, decay)
+        for new, dv_n, k_n, w_n, a in reversed(chunks):
             d_states.append(G)
             if w is not None:
                 d_values.append(torch.baddbmm(dv_n, k_n, G))
                 new = torch.baddbmm(new, w_n, d_values[-1], alpha=-1)
             G = new.addcmul_(a, G)
         d_states = _joined(d_states[::-1])
-        dv = dv.baddbmm_(k, d_states) if w is None else _joined(d_values[::-1])
-        dw = None if w is None else (dv @ states.mT).neg_()
+        if w is None:
+            dv = dv.baddbmm_(k, d_states)
+            dw = None
+        else:
+            dv = _joined(d_values[::-1])
+            dw = (dv @ states.mT).neg_()
         d_decay = None
         if ctx.needs_input_grad[5]:
             d_decay = (d_states * states).sum(-1, keepdim=True).sum_to_size(decay.shape)
@@ -281,13 +289,8 @@ class Norm(Function):
     (results/bench/README.md)."""
 
     def forward(ctx, x, weight, eps):
-        r = (
-            torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            .square_()
-            .div_(x.shape[-1])
-            .add_(eps)
-            .rsqrt_()
-        )
+        square_sum = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
+        r = square_sum.div_(x.shape[-1]).add_(eps).rsqrt_()
         normed = x * r
         ctx.save_for_backward(normed, weight, r)
         return normed * weight
@@ -322,7 +325,8 @@ class Convolution(Function):
 
     def forward(ctx, x, weight, bias):
         ctx.save_for_backward(x, weight)
-        T, fine = x.shape[1] - len(weight) + 1, x.to(torch.promote_types(x.dtype, weight.dtype))
+        T = x.shape[1] - len(weight) + 1
+        fine = x.to(torch.promote_types(x.dtype, weight.dtype))
         # W shifted products give the same bits whatever T is; conv1d does not
         y = fine[:, :T] * weight[0]
         for i in range(1, len(weight)):
@@ -331,17 +335,16 @@ class Convolution(Function):
 
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        T, dtype = dy.shape[1], torch.promote_types(x.dtype, weight.dtype)
-        dy, fine = dy.to(dtype), x.to(dtype)
-        dx, dw = torch.zeros_like(fine), torch.empty_like(weight)
+        T = dy.shape[1]
+        fine = x.to(torch.promote_types(x.dtype, weight.dtype))
+        dy = dy.to(fine.dtype)
+        dx = torch.zeros_like(fine)
+        dw = torch.empty_like(weight)
         for i in range(len(weight)):
             dx[:, i : i + T].addcmul_(dy, weight[i])
             dw[i] = (dy * fine[:, i : i + T]).sum((0, 1))
-        return (
-            dx.to(x.dtype),
-            dw,
-            dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None,
-        )
+        d_bias = dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None
+        return dx.to(x.dtype), dw, d_bias
 
 
 class CosSinFeatures(Function):

@@ -96,9 +96,8 @@ def chunked(
     if chunk_size is None:
         # on a CPU the width of the keys was fastest, for every kind of decay; the delta rule wants
         # a small inverse
-        chunk_size = (
-            16 if q.shape[-1] <= 16 else 32 if q.shape[-1] <= 32 or beta is not None else 64
-        )
+        most = 64 if beta is None else 32
+        chunk_size = min(max(16, _power_of_two(q.shape[-1])), most)
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
         raise ValueError(f"chunk_size={chunk_size}: must be a power of two")
 
@@ -122,9 +121,8 @@ def chunked(
             o = Product.apply(inside, v)
             S = Product.apply(k_to_end.mT, v)[:, :, 0].expand_as(S)
         else:
-            o, S = Chunks.apply(
-                *(_flat(x, S.shape[1]) for x in (inside, q_from_start, k_to_end, v, w, decay)), S
-            )
+            tensors = (inside, q_from_start, k_to_end, v, w, decay)
+            o, S = Chunks.apply(*(_flat(x, S.shape[1]) for x in tensors), S)
     return o.reshape(*S.shape[:2], -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
 
 
