@@ -1,4 +1,4 @@
-"""Measures speed and memory; prints tables and, as its last line, one JSON object.
+"""Measures speed and memory; prints what it finds and, as its last line, one JSON object.
 
     python bench.py gpu                            whether a GPU computes the same, how fast, and a page for an issue
     python bench.py all --against=PATH/model.py    every part; the file is nanoGPT's own, which is not kept here
@@ -28,12 +28,12 @@ from base import files
 from configurator import UserError, check_choice
 from ops.kernels import has_fla
 from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype, signals_to
-from runs.outdir import git_state, write_text
+from runs.outdir import git_state
 from speed.costs import bench_decode, bench_length, bench_overhead, bench_train
 from speed.forms import bench_ops
 from speed.gaterun import RECIPES, bench_gaterun
-from speed.gpu import LOG, bench_gpu
 from speed.gpu import PARTS as PARTS_OF_GPU
+from speed.gpu import bench_gpu
 from speed.measure import Report
 from speed.rows import NAME, page
 
@@ -46,41 +46,40 @@ PARTS = dict(
     gaterun=bench_gaterun,
     gpu=bench_gpu,
 )
+BESIDE_NANOGPT = ("train", "gaterun")
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(BenchConfig, argv, positional="what")
-    for key, known in {"what": [*PARTS], "recipes": [*RECIPES], "parts": [*PARTS_OF_GPU]}.items():
+    for key, known in (("what", PARTS), ("recipes", RECIPES), ("parts", PARTS_OF_GPU)):
         for name in getattr(config, key):
             check_choice(key, name, (*known, "all"))
-    if not config.seeds or (config.against and not Path(config.against).is_file()):
-        raise UserError(
-            "seeds: name one at least"
-            if not config.seeds
-            else f"against={config.against}: is no file"
-        )
+    if not config.seeds:
+        raise UserError("seeds: name one at least")
+    if config.against and not Path(config.against).is_file():
+        raise UserError(f"against={config.against}: is no file")
+    names = [name for name in PARTS if name in config.what or "all" in config.what]
+    for name in BESIDE_NANOGPT:
+        if config.against is None and name in config.what:
+            raise UserError(
+                f"against=None: the part {name} runs nanoGPT, too; name its model.py with --against=PATH"
+            )
+    if config.against is None:
+        names = [name for name in names if name not in BESIDE_NANOGPT]
     config.threads = cpu_threads(config.threads)
     torch.set_num_threads(config.threads)
     config.device = "cpu" if config.rehearse else pick_device(config.device)
     config.dtype = pick_dtype(config.dtype, config.device)
     if config.device == "cuda":
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
-    if config.against is None and "gaterun" in config.what:
-        raise UserError(
-            "against=None: the part gaterun runs nanoGPT, too; name its model.py with --against=PATH"
-        )
-    parts = [
-        name
-        for name in PARTS
-        if {name, "all"} & {*config.what} and (config.against or name != "gaterun")
-    ]
     out_dir = Path(config.out_dir)
     files.claim(out_dir, "bench", config.overwrite)
-    files.check_inside(out_dir, ["gpu.md", NAME, LOG, *(f"{name}.json" for name in parts)])
+    files.check_inside(out_dir, ["gpu.md", NAME, *(f"{name}.json" for name in names)])
     about = describe(config)
-    print("\n".join(f"{name}: {value}" for name, value in about.items()))
-    measured = {"claims": [], "ratios": []}
-    for name in parts:
+    for name, value in about.items():
+        print(f"{name}: {value}")
+    found: dict[str, list] = {"claims": [], "ratios": []}
+    for name in names:
         report = Report(name)
         try:
             with signals_to(lambda number: sys.exit(128 + number)):
@@ -90,39 +89,36 @@ def main(argv: list[str]) -> None:
             raise
         finally:
             if report.rows or report.ratios or report.claims:
-                write_text(
-                    out_dir / f"{name}.json", json.dumps(about | asdict(report), indent=1) + "\n"
-                )
-                if name == "gpu":
-                    write_text(out_dir / "gpu.md", page(about, report.rows))
-            print(report)
-        for kind, of_all in measured.items():
-            of_all += [
-                {k: v for k, v in ratio.items() if k != "pairs"} for ratio in getattr(report, kind)
-            ]
+                text = json.dumps(about | asdict(report), indent=1)
+                files.write_text(out_dir / f"{name}.json", f"{text}\n")
+            if name == "gpu":
+                files.write_text(out_dir / "gpu.md", page(about, report.rows))
+        for kind in found:
+            for ratio in getattr(report, kind):
+                found[kind].append({key: ratio[key] for key in ratio if key != "pairs"})
     print(f"written: {out_dir}/")
-    print(json.dumps(about | measured))
+    print(json.dumps(about | found))
 
 
 def describe(config: BenchConfig) -> dict:
-    # these kernels compute the recurrence of a model (Mixer.read); the part ops measures the forms
-    # in PyTorch
-    kernels = "fla" if config.device == "cuda" and has_fla() else "plain PyTorch"
-    machine = (
-        torch.cuda.get_device_name()
-        if config.device == "cuda"
-        else platform.processor() or platform.machine()
-    )
+    machine = platform.processor() or platform.machine()
+    versions = f"python {platform.python_version()}, torch {torch.__version__}"
+    if config.device == "cuda":
+        card = torch.cuda.get_device_properties(0)
+        machine = f"{card.name}, {card.total_memory / 1e9:.0f} GB"
+        versions += f", CUDA {torch.version.cuda}"
+    rates = {}
+    for dtype in ("float32", "bfloat16"):
+        rates[dtype] = round(gemm_rate(config.device, dtype) / 1e9)
     return {
         "command": " ".join(["python", *sys.argv]),
         "device": f"{config.device}, {machine}, {config.threads} threads",
         "dtype": config.dtype,
-        "versions": f"python {platform.python_version()}, torch {torch.__version__}",
+        "versions": versions,
         "commit": git_state()["git_commit"],
-        "kernels": kernels,
-        "gemm_gflops": {
-            name: round(gemm_rate(config.device, name) / 1e9) for name in ("float32", "bfloat16")
-        },
+        # these compute the recurrence of a model; the part ops measures the forms in PyTorch
+        "kernels": "fla" if config.device == "cuda" and has_fla() else "plain PyTorch",
+        "gemm_gflops": rates,
     }
 
 

@@ -100,7 +100,6 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
         to_chunks(x, size) for x in (levels, q, k, v, log_decay, beta, erase)
     )
     inside, read, k_to_end, through = weights(q, k, log_decay)
-    through = k.new_ones(1, 1, k.shape[2], 1, 1) if through is None else through
     write = k_to_end.mT
     if beta is not None:
         u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)

@@ -96,9 +96,8 @@ def chunked(
     if chunk_size is None:
         # on a CPU the width of the keys was fastest, for every kind of decay; the delta rule wants
         # a small inverse
-        chunk_size = (
-            16 if q.shape[-1] <= 16 else 32 if q.shape[-1] <= 32 or beta is not None else 64
-        )
+        most = 64 if beta is None else 32
+        chunk_size = min(max(16, _power_of_two(q.shape[-1])), most)
     if chunk_size < 1 or chunk_size & (chunk_size - 1):
         raise ValueError(f"chunk_size={chunk_size}: must be a power of two")
 
@@ -119,11 +118,11 @@ def chunked(
         # 3. and 4. the readout and the states, which are not needed inside a single chunk that
         # begins with zeros
         if is_empty and v.shape[2] == 1:
-            o, S = Product.apply(inside, v), Product.apply(k_to_end.mT, v)[:, :, 0].expand_as(S)
+            o = Product.apply(inside, v)
+            S = Product.apply(k_to_end.mT, v)[:, :, 0].expand_as(S)
         else:
-            o, S = Chunks.apply(
-                *(_flat(x, S.shape[1]) for x in (inside, q_from_start, k_to_end, v, w, decay)), S
-            )
+            tensors = (inside, q_from_start, k_to_end, v, w, decay)
+            o, S = Chunks.apply(*(_flat(x, S.shape[1]) for x in tensors), S)
     return o.reshape(*S.shape[:2], -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
 
 
@@ -153,13 +152,12 @@ def weights(q: Tensor, k: Tensor, log_decay: Tensor | None) -> tuple:
 
     Returns the weights inside the chunks, sum_d q_id k_jd exp(c_id - c_jd) for j <= i and zero
     above (B, H, N, C, C); q decayed from the chunk's start, q exp(c); k decayed to its end, k
-    exp(c_C - c); and the decay of the whole chunk, exp(c_C), as (B, H, N, 1 or Dk, 1). Without a
-    decay the last three are q, k and None.
+    exp(c_C - c); and the decay of the whole chunk, exp(c_C), as (B, H, N, 1 or Dk, 1).
     """
     # with the delta rule it is k, and torch.compile does not take one tensor for two inputs
     q = q.view_as(q)
     if log_decay is None:
-        return *PlainWeights.apply(q, k), None
+        return *PlainWeights.apply(q, k), k.new_ones(*k.shape[:3], 1, 1)
     if log_decay.shape[-1] == 1:
         return HeadWeights.apply(q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
     heads = max(x.shape[1] for x in (q, k, log_decay))

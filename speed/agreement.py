@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import torch
 
-from model import GPT, MIXERS, GPTConfig
+from model import GPT, MIXERS, GPTConfig, Softmax
+from ops import IGNORE
 from ops.kernels import has_fla
 from runs.hardware import autocast
 from speed.config import BenchConfig
-from speed.costs import has_cache
 from speed.measure import step_of
 from speed.rows import Rows
 
@@ -28,65 +28,62 @@ COMPILED = ("softmax", "gla", "gated_deltanet", "mamba2")
 PROMPT = 16  # tokens, before greedy decoding
 
 
-def plain(config: BenchConfig, rows: Rows) -> None:
-    """Every mixer in plain PyTorch."""
-    for mixer in MIXERS:
-        rows.attempt(mixer, compare, config, rows, mixer, "torch", False)
-
-
-def compiled(config: BenchConfig, rows: Rows) -> None:
-    """Some mixers in plain PyTorch, compiled."""
-    for mixer in COMPILED[: 2 if config.rehearse else None]:
-        rows.attempt(f"{mixer}, compiled", compare, config, rows, mixer, "torch", True)
-
-
-def fla(config: BenchConfig, rows: Rows) -> None:
-    """Recurrent mixers with kernels=auto, which takes fla's where it has them, and some of them
-    compiled."""
-    if not has_fla() and not config.rehearse:
+def measure(kernels: str, is_compiled: bool, config: BenchConfig, rows: Rows) -> None:
+    """Every mixer in plain PyTorch, those of COMPILED compiled. kernels=auto: recurrent mixers
+    alone, which take fla's kernels where it has them."""
+    if kernels == "auto" and not has_fla() and not config.rehearse:
         rows.write("fla", "agreement", skipped="fla is not installed")
         return
-    recurrent = [name for name in MIXERS if MIXERS[name].longest is None and not has_cache(name)]
-    for mixer in recurrent[: 2 if config.rehearse else None]:
-        rows.attempt(f"{mixer}, fla", compare, config, rows, mixer, "auto", False)
-    for mixer in COMPILED[1 : 2 if config.rehearse else None]:
-        rows.attempt(f"{mixer}, fla, compiled", compare, config, rows, mixer, "auto", True)
+    names = list(COMPILED if is_compiled else MIXERS)
+    if kernels == "auto":
+        names = [name for name in names if not issubclass(MIXERS[name], Softmax)]
+    if config.rehearse and (is_compiled or kernels == "auto"):
+        names = names[:2]
+    for mixer in names:
+        row = f"{mixer}, kernels={kernels}, {'compiled' if is_compiled else 'plain'}"
+        rows.attempt(row, compare, config, rows, row, mixer, kernels, is_compiled)
 
 
-def compare(config: BenchConfig, rows: Rows, mixer: str, kernels: str, is_compiled: bool) -> None:
+def compare(
+    config: BenchConfig, rows: Rows, row: str, mixer: str, kernels: str, is_compiled: bool
+) -> None:
     """Writes a row for each dtype."""
     torch.set_float32_matmul_precision("highest")  # TF32 would be the largest difference
     of_cpu = small_model(config, mixer, "torch")
-    batch = small_batch(of_cpu.config.block_size)
-    usual = {dtype: numbers_of(of_cpu, batch, "cpu", dtype) for dtype in LIMITS}
     exact_model = small_model(config, mixer, "torch").double()
-    exact = numbers_of(exact_model, batch, "cpu", "float64")
-    for dtype in LIMITS:
+    exact = numbers_of(exact_model, exact_model, "cpu", "float64")
+    for dtype, limit in LIMITS.items():
+        usual = numbers_of(of_cpu, of_cpu, "cpu", dtype)
         model = small_model(config, mixer, kernels)
         if is_compiled:
             torch._dynamo.reset()
         step_model = step_of(model, replace(config, dtype=dtype), is_compiled)
-        found = numbers_of(model, batch, config.device, dtype, step_model)
-        row: dict = {"form": model.blocks[0].mixer.form or "attention"}
-        row |= verdict(found, exact, usual[dtype], LIMITS[dtype])
+        found = verdict(numbers_of(model, step_model, config.device, dtype), exact, usual, limit)
+        found["form"] = model.blocks[0].mixer.form or "attention"
         if not is_compiled:  # decoding is not
-            row["decoding"] = margin_of_decoding(model.eval(), exact_model, config.device, dtype)
-            row["agrees"] = row["agrees"] and row["decoding"] <= LIMITS[dtype]
-        name = f"{mixer}, kernels={kernels}, {'compiled' if is_compiled else 'plain'}, {dtype}"
-        rows.write(name, "agreement", **row)
+            margin = margin_of_decoding(model.eval(), exact_model, config.device, dtype)
+            found["decoding"] = margin
+            found["agrees"] = found["agrees"] and margin <= limit
+        rows.write(f"{row}, {dtype}", "agreement", **found)
 
 
 def small_model(config: BenchConfig, mixer: str, kernels: str) -> GPT:
     """The same weights for every kernel, with noise on each of them: gates that start at zero would
     hide what they gate. The output layer is not the embedding, with which any mixer would draw the
     token that was read last."""
-    T = min(32 if config.rehearse else 256, MIXERS[mixer].longest or 256)
-    gate = "native" if MIXERS[mixer].native_gate else "elementwise"
-    width = 32 if config.rehearse else 128
-    keys: dict = dict(n_layer=2, n_head=4, n_embd=width, block_size=T, vocab_size=VOCABULARY)
-    keys |= dict(tie_embeddings=False)
+    keys: dict = dict(
+        n_layer=2,
+        n_head=4,
+        n_embd=32 if config.rehearse else 128,
+        block_size=min(32 if config.rehearse else 256, MIXERS[mixer].longest or 256),
+        vocab_size=VOCABULARY,
+        tie_embeddings=False,
+        attention=mixer,
+        gate="native" if MIXERS[mixer].native_gate else "elementwise",
+        kernels=kernels,
+    )
     torch.manual_seed(1)
-    model = GPT(GPTConfig(**keys, attention=mixer, gate=gate, kernels=kernels))
+    model = GPT(GPTConfig(**keys))
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
@@ -94,52 +91,46 @@ def small_model(config: BenchConfig, mixer: str, kernels: str) -> GPT:
     return model
 
 
-def small_batch(T: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets (2, T), one in seven without a label."""
-    generator = torch.Generator().manual_seed(3)
-    idx, targets = torch.randint(VOCABULARY, (2, 2, T), generator=generator)
-    targets[:, ::7] = -100
-    return idx, targets
-
-
 def numbers_of(
-    model: GPT, batch: tuple, device: str, dtype: str, step_model=None
-) -> dict[str, torch.Tensor | None]:
-    """{name: logits, loss, or the gradient of a parameter}, in float64 on the CPU. step_model: what
-    computes the loss (None: the model)."""
-    idx, targets = (x.to(device) for x in batch)
+    model: GPT, step_model: torch.nn.Module, device: str, dtype: str
+) -> dict[str, torch.Tensor]:
+    """{name: logits, loss, or the gradient of a parameter}, in float64 on the CPU, NaN where there
+    is no gradient. step_model: what computes the loss."""
+    generator = torch.Generator().manual_seed(3)
+    shape = (2, 2, model.config.block_size)
+    idx, targets = torch.randint(VOCABULARY, shape, generator=generator).to(device)
+    targets[:, ::7] = IGNORE
     model.zero_grad(set_to_none=True)
     with contextlib.nullcontext() if dtype == "float64" else autocast(device, dtype):
-        loss = (model if step_model is None else step_model)(idx, targets)
+        loss = step_model(idx, targets)
         with torch.no_grad():
             logits = model(idx)
     loss.backward()
     found = {"logits": logits, "loss": loss.detach()}
-    found |= {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
-    return {name: x if x is None else x.double().cpu() for name, x in found.items()}
+    for name, p in model.named_parameters():
+        found[f"gradient of {name}"] = torch.full_like(p, math.nan) if p.grad is None else p.grad
+    return {name: x.detach().double().cpu() for name, x in found.items()}
 
 
-def distance(x: torch.Tensor | None, exact: torch.Tensor) -> float:
-    """The norm of the difference over the norm of the exact numbers; infinity where there is no
-    number."""
-    if x is None:
-        return math.inf
+def distance(x: torch.Tensor, exact: torch.Tensor) -> float:
+    """The norm of the difference over the norm of the exact numbers; infinity for NaN."""
     found = float((x - exact).norm() / exact.norm().clamp(min=1e-30))
-    return found if math.isfinite(found) else math.inf
+    return math.inf if math.isnan(found) else found
 
 
 def verdict(found: dict, exact: dict, usual: dict, limit: float) -> dict:
     """The numbers of a row: the distances of logits and loss, and of the gradient that is the
     farthest off for what the CPU's is; `differs` names all that are too far. usual: the CPU's in
     the same dtype."""
-    distances, allowed = {}, {}
+    distances = {}
+    allowed = {}
     for name, right in exact.items():
-        if right is not None:
+        if not right.isnan().any():  # a parameter that the model does not use
             distances[name] = distance(found[name], right)
             allowed[name] = max(limit, TIMES_CPU * distance(usual[name], right))
     gradients = [name for name in distances if name.startswith("gradient")]
     worst = max(gradients, key=lambda name: distances[name] / allowed[name])
-    too_far = [name for name in distances if not distances[name] <= allowed[name]]
+    too_far = [name for name in distances if distances[name] > allowed[name]]
     return {
         "logits": distances["logits"],
         "loss": distances["loss"],
@@ -154,8 +145,7 @@ def verdict(found: dict, exact: dict, usual: dict, limit: float) -> dict:
 def margin_of_decoding(model: GPT, exact_model: GPT, device: str, dtype: str) -> float:
     """By how much a token that greedy decoding takes falls short of the likeliest one of the exact
     model, at most, over the largest logit: 0 where all tokens are the same."""
-    config = model.config
-    n_new = min(100, config.block_size - PROMPT)
+    n_new = min(100, model.config.block_size - PROMPT)
     prompt = torch.randint(VOCABULARY, (2, PROMPT), generator=torch.Generator().manual_seed(4))
     with autocast(device, dtype):
         ids = model.generate(prompt.to(device), n_new, temperature=0).cpu()

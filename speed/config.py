@@ -12,9 +12,7 @@ class BenchConfig:
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(30, "pairs of a ratio whose sides take less than a second", at_least=6)
     long_pairs: int = key(7, "pairs of a ratio whose sides take seconds", at_least=6)
-    longest: int = key(
-        32_768, "the longest sequence of the part length, a power of two", at_least=1024
-    )
+    longest: int = key(16_384, "tokens that the part length compares with 1,024", at_least=1024)
     seeds: list[int] = key(
         [0, 1, 2, 3, 4, 5, 6, 7], "seeds of the part gaterun; each takes two minutes of nanoGPT"
     )

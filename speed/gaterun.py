@@ -9,7 +9,6 @@ results/gaterun/README.md.
 """
 
 import contextlib
-import itertools
 import platform
 import statistics
 import sys
@@ -31,6 +30,7 @@ from study.stats import exact_interval, sign_flip_test
 from train import learning_rate, model_args
 
 OF_NANOGPT = "config/shakespeare_char.py"  # its recipe for a CPU, by our names
+SIZES = ("n_layer", "n_head", "n_embd", "block_size")  # those of our keys that are nanoGPT's, too
 CONTEXT = 64
 MOST_PARAMETERS = 828_544  # nanoGPT's, with 256 ids
 LONG = "--max_iters=960 --warmup_iters=48"
@@ -54,63 +54,67 @@ RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be
     "four times as long": f"config/gaterun.py {LONG}",
     "four times as long, a gate from one": f"config/gaterun.py {LONG} {GATE} --gate_activation=sigmoid2",
 }
+GATED = {  # {recipe: the same without a gate}
+    "a gate from a half": "record",
+    "a gate from one": "record",
+    "four times as long, a gate from one": "four times as long",
+}
 
 
 def bench_gaterun(config: BenchConfig, report: Report) -> None:
     names = [name for name in RECIPES if name in config.recipes or "all" in config.recipes]
-    runs = list(itertools.product(config.seeds, [NANOGPT, *names]))
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(sys.stderr):
             pystdlib.main(
                 ["--most_bytes=1_000_000", "--val_fraction=0.1", "--seed=0", f"--out_dir={folder}"]
             )
-        text = {
-            name: split["shards"][0]["sha256"]
-            for name, split in open_dataset(folder).meta["splits"].items()
-        }
+        text = {}
+        for name, split in open_dataset(folder).meta["splits"].items():
+            text[name] = split["shards"][0]["sha256"]
         report.row(sha256_of_text=text, python=platform.python_version())
-        found = in_new_processes(
-            run_of, [(config, folder, *run) for run in runs], at_once=config.threads
-        )
-    sides: dict = {
-        name: [run for run in found if run["side"] == name] for name in (NANOGPT, *names)
-    }
-    goal, theirs = ([run[name] for run in sides[NANOGPT]] for name in ("val_loss", "cpu_seconds"))
-    for name, rows in sides.items():
-        loss, seconds = ([row[key] for row in rows] for key in ("val_loss", "cpu_seconds"))
-        spread = statistics.stdev(loss) if len(loss) > 1 else 0.0
-        p = sign_flip_test([a - b for a, b in zip(goal, loss, strict=True)], alternative="greater")
-        sizes = {key: rows[0][key] for key in ("steps", "parameters")}
+        tasks = []
+        for seed in config.seeds:
+            for name in (NANOGPT, *names):
+                tasks.append((config, folder, seed, name))
+        found = in_new_processes(run_of, tasks, at_once=config.threads)
+    sides = {}
+    for name in (NANOGPT, *names):
+        runs = [run for run in found if run["side"] == name]
+        sides[name] = runs
+        gains = [a["val_loss"] - b["val_loss"] for a, b in zip(sides[NANOGPT], runs, strict=True)]
+        losses = [run["val_loss"] for run in runs]
         report.row(
             side=name,
-            **sizes,
-            cpu_seconds=statistics.fmean(seconds),
-            val_loss=statistics.fmean(loss),
-            spread=spread,
-            p=p,
+            steps=runs[0]["steps"],
+            parameters=runs[0]["parameters"],
+            cpu_seconds=statistics.fmean(run["cpu_seconds"] for run in runs),
+            val_loss=statistics.fmean(losses),
+            spread=statistics.stdev(losses) if len(losses) > 1 else 0.0,
+            p=sign_flip_test(gains, alternative="greater"),
             command=RECIPES.get(name),
-            runs=rows,
+            runs=runs,
         )
-        if name != NANOGPT and len(loss) > 5:
-            report.ratio(f"{name}: processor time, ours / nanoGPT's", seconds, theirs)
-    report.rows += gains(report.rows)
+        if name != NANOGPT and len(runs) > 5:
+            ours, theirs = (
+                [run["cpu_seconds"] for run in of_side] for of_side in (runs, sides[NANOGPT])
+            )
+            report.ratio(f"{name}: processor time, ours / nanoGPT's", ours, theirs)
+    for row in gains_of_gates(report.rows):
+        report.row(**row)
 
 
-def gains(rows: list[dict]) -> list[dict]:
+def gains_of_gates(rows: list[dict]) -> list[dict]:
     """By how much a gate lowers the loss of the same recipe: the mean over the seeds, its exact 95%
     interval, and a two-sided p. None: an end that too few seeds leave open."""
+    runs = {row["side"]: row["runs"] for row in rows if "side" in row}
     found = []
-    for base, gated in itertools.permutations([row for row in rows if row.get("command")], 2):
-        if gated["command"].startswith(f"{base['command']} {GATE}"):
-            values = [
-                a["val_loss"] - b["val_loss"]
-                for a, b in zip(base["runs"], gated["runs"], strict=True)
-            ]
+    for gated, base in GATED.items():
+        if gated in runs and base in runs:
+            pairs = zip(runs[base], runs[gated], strict=True)
+            values = [a["val_loss"] - b["val_loss"] for a, b in pairs]
             interval = [end if abs(end) < float("inf") else None for end in exact_interval(values)]
-            about = dict(
-                lower_by=statistics.fmean(values), interval=interval, p=sign_flip_test(values)
-            )
-            found.append({"gated": gated["side"], "over": base["side"]} | about)
+            about = dict(lower_by=statistics.fmean(values), p=sign_flip_test(values))
+            found.append(dict(gated=gated, over=base, interval=interval) | about)
     return found
 
 
@@ -118,36 +122,33 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     """Trains one side with one seed."""
     torch.set_num_threads(1)
     configurator.set_up()
-    train, dataset = (
-        configurator.load(TrainConfig, RECIPES.get(name, OF_NANOGPT).split()),
-        open_dataset(folder),
-    )
-    if train.block_size != CONTEXT:
-        raise UserError(
-            f"block_size={train.block_size}: a recipe of the gate run has {CONTEXT}, as nanoGPT's"
-        )
-    if (n := train.gradient_accumulation_steps) > 1:
-        raise UserError(
-            f"gradient_accumulation_steps={n}: a recipe of the gate run has 1; raise batch_size"
-        )
-    keys = model_args(train) | {"vocab_size": dataset.vocab_size}
+    train = configurator.load(TrainConfig, RECIPES.get(name, OF_NANOGPT).split())
+    dataset = open_dataset(folder)
+    for key, value in (("block_size", CONTEXT), ("gradient_accumulation_steps", 1)):
+        if getattr(train, key) != value:
+            raise UserError(
+                f"{key}={getattr(train, key)}: a recipe of the gate run has {value}, as nanoGPT's"
+            )
+    keys = model_args(train)
+    attention = keys.pop("attention")
     if name == NANOGPT:
-        keys = {
-            key: keys[key] for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
-        }
-    side = Side(config, keys.pop("attention", NANOGPT), train=replace(train, seed=seed), **keys)
-    parameters, seconds = sum(p.numel() for p in side.model.parameters()), 0.0
+        attention = NANOGPT
+        keys = {key: keys[key] for key in SIZES}
+    keys["vocab_size"] = dataset.vocab_size
+    side = Side(config, attention, train=replace(train, seed=seed), **keys)
+    parameters = sum(p.numel() for p in side.model.parameters())
     if name != NANOGPT and parameters > MOST_PARAMETERS:
         raise UserError(
             f"{name}: has {parameters:,} parameters; a recipe has at most nanoGPT's {MOST_PARAMETERS:,}"
         )
+    of_run = dict(seed=seed, batch_size=train.batch_size, block_size=CONTEXT)
+    seconds = 0.0
     for step in range(train.max_iters):
-        side.batch = dataset.batch(
-            "train", step, seed=seed, batch_size=train.batch_size, block_size=CONTEXT
-        )
+        side.batch = dataset.batch("train", step, **of_run)
         start = time.process_time()
-        for group in (group for optimizer in side.optimizers for group in optimizer.param_groups):
-            group["lr"] = group.get("lr_scale", 1.0) * learning_rate(train, step)
+        for optimizer in side.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group.get("lr_scale", 1.0) * learning_rate(train, step)
         side()
         seconds += time.process_time() - start
     total = labels = 0
@@ -156,6 +157,14 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
         for x, y, _ in dataset.eval_batches("val", 64, CONTEXT):
             n = int((y != IGNORE).sum())
             side.batch = (x, y.clamp(min=-1) if name == NANOGPT else y)  # its number for no label
-            total, labels = total + n * float(side.loss()), labels + n
-    about = dict(side=name, seed=seed, steps=train.max_iters, parameters=parameters)
-    return about | dict(cpu_seconds=seconds, val_loss=total / labels, labels=labels)
+            total += n * float(side.loss())
+            labels += n
+    return dict(
+        side=name,
+        seed=seed,
+        steps=train.max_iters,
+        parameters=parameters,
+        cpu_seconds=seconds,
+        val_loss=total / labels,
+        labels=labels,
+    )

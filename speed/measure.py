@@ -1,19 +1,19 @@
 """What the parts of bench.py share: the sides of a comparison, their turns, ratios with intervals,
 and a Report.
 
-seconds = interleave({"theirs": Side(config, NANOGPT, batch), "ours": Side(config, "softmax",
-batch)}, 30, config) report.ratio("step, theirs / ours", seconds["theirs"], seconds["ours"],
-target=1.0)
+    theirs = Side(config, NANOGPT, batch, **keys)
+    ours = Side(config, "softmax", batch, **keys)
+    report.compare(config, "step, theirs / ours", theirs, ours, 30, target=1.0)
 """
 
 import contextlib
-import importlib.util
 import multiprocessing
 import re
 import resource
+import runpy
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -33,8 +33,6 @@ from speed.config import BenchConfig
 from train import TrainConfig, make_optimizers
 
 NANOGPT = "nanoGPT"  # in place of the name of an attention
-# the size at which a step and a token are compared with nanoGPT's
-SMALL: dict = dict(n_layer=6, n_head=6, n_embd=384)
 PLAIN = TrainConfig(learning_rate=1e-4, seed=0)
 
 
@@ -42,9 +40,8 @@ class Side:
     """A model with that attention, or nanoGPT's without dropout and biases, each with its own
     optimizer.
 
-    A call trains it once on its batch (inputs, targets): forward, backward, clipping and the
-    optimizer's step. keys are those of GPTConfig, for nanoGPT those of its own. compiled: whether
-    torch.compile makes the step.
+    A call trains it once on its batch (inputs, targets). keys are those of GPTConfig, for nanoGPT
+    those of its own. compiled: whether torch.compile makes the step.
     """
 
     def __init__(
@@ -53,24 +50,22 @@ class Side:
         name: str,
         batch: tuple = (),
         train: TrainConfig = PLAIN,
-        compiled=False,
-        **keys,
+        compiled: bool = False,
+        **keys: Any,
     ):
         torch.manual_seed(train.seed)
-        self.batch, self.device, self.dtype = batch, config.device, config.dtype
+        self.batch = batch
+        self.device = config.device
+        self.dtype = config.dtype
         self.grad_clip = train.grad_clip or float("inf")
         if name == NANOGPT:
-            spec = importlib.util.spec_from_file_location("nanogpt_model", config.against)
-            module = importlib.util.module_from_spec(spec)
+            betas = (train.beta1, train.beta2)
+            rates = (train.weight_decay, train.learning_rate, betas, config.device)
             with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints its size and its groups
-                spec.loader.exec_module(module)
-                self.model = module.GPT(
-                    module.GPTConfig(**dict(dropout=0.0, bias=False) | keys)
-                ).to(config.device)
-                rates = train.learning_rate, (train.beta1, train.beta2)
-                self.optimizers = [
-                    self.model.configure_optimizers(train.weight_decay, *rates, config.device)
-                ]
+                theirs = runpy.run_path(str(config.against), run_name="nanogpt_model")
+                sizes = theirs["GPTConfig"](dropout=0.0, bias=False, **keys)
+                self.model = theirs["GPT"](sizes).to(config.device)
+                self.optimizers = [self.model.configure_optimizers(*rates)]
             self.step_model = torch.compile(self.model) if compiled else self.model
         else:
             self.model = GPT(GPTConfig(**keys, attention=name))
@@ -78,16 +73,23 @@ class Side:
             self.optimizers = make_optimizers(self.model, train, config.device)
 
     def loss(self) -> torch.Tensor:
+        idx, targets = self.batch
         with autocast(self.device, self.dtype):
-            loss = self.step_model(*(x.to(self.device) for x in self.batch))
+            loss = self.step_model(idx.to(self.device), targets.to(self.device))
         return loss[1] if isinstance(loss, tuple) else loss  # nanoGPT returns it behind its logits
 
-    def __call__(self) -> None:
-        self.loss().backward()
+    def clip(self) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.grad_clip)
+
+    def update(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
         self.model.zero_grad(set_to_none=True)
+
+    def __call__(self) -> None:
+        self.loss().backward()
+        self.clip()
+        self.update()
 
 
 def step_of(
@@ -131,20 +133,21 @@ def peak_bytes(config: BenchConfig, name: str, batch: tuple, keys: dict) -> int:
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # not ru_maxrss, which on Linux a new process inherits from the one that started it
-    return 1024 * int(
-        re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))[1]
-    )
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(re.search(r"VmHWM:\s*(\d+)", status)[1])
 
 
 def interleave(sides: dict, pairs: int, config: BenchConfig) -> dict:
     """{name: [seconds, ...]}: calls each side once untimed, then all in turn, every other round in
     reverse order."""
     seconds = {name: [] for name in sides}
-    for call in sides.values():
-        seconds_of(call, config.device)
-    for i in range(pairs):
-        for name in list(sides)[:: -1 if i % 2 else 1]:
+    order = list(sides)
+    for name in order:
+        seconds_of(sides[name], config.device)
+    for _ in range(pairs):
+        for name in order:
             seconds[name].append(seconds_of(sides[name], config.device))
+        order.reverse()
     return seconds
 
 
@@ -164,13 +167,15 @@ def judge(low: float, high: float, target: float, at_most: bool = False) -> str:
     """Compares the interval with the target: met, missed or unresolved."""
     if at_most:
         low, high, target = -high, -low, -target
-    return "met" if low >= target else "missed" if high < target else "unresolved"
+    if low >= target:
+        return "met"
+    return "missed" if high < target else "unresolved"
 
 
 @dataclass
 class Report:
     """What a part measured: rows of a table, ratios with their raw pairs, and claims: ratios with a
-    target."""
+    target. Each is printed at once."""
 
     part: str
     rows: list = field(default_factory=list)
@@ -179,13 +184,27 @@ class Report:
 
     def row(self, **values: object) -> None:
         self.rows.append(values)
+        numbers = {name: value for name, value in values.items() if name != "runs"}
+        print(f"  {self.part}: {numbers}", flush=True)
+
+    def compare(
+        self,
+        config: BenchConfig,
+        name: str,
+        above: Callable,
+        below: Callable,
+        pairs: int,
+        **target: Any,
+    ) -> None:
+        """Calls both in turn, and reports the ratio of their seconds; target as in `ratio`."""
+        seconds = interleave({"above": above, "below": below}, pairs, config)
+        self.ratio(name, seconds["above"], seconds["below"], **target)
 
     def ratio(
         self,
         name: str,
-        above: Iterable,
-        below: Iterable,
-        *,
+        above: list,
+        below: list,
         target: float | None = None,
         at_most: bool = False,
     ) -> None:
@@ -197,29 +216,11 @@ class Report:
         pairs = list(zip(above, below, strict=True))
         middle, low, high = median_interval([a / b for a, b in pairs])
         ratio = {"name": name, "ratio": middle, "low": low, "high": high, "pairs": pairs}
+        line = f"  {name:<58}{middle:>8.3f}  [{low:.3f}, {high:.3f}]"
         if target is None:
             self.ratios.append(ratio)
         else:
-            self.claims.append(
-                ratio
-                | {"target": target, "at_most": at_most, "met": judge(low, high, target, at_most)}
-            )
-
-    def __str__(self):
-        def show(value):
-            return f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-        # they are for the JSON file
-        rows = [[pair for pair in row.items() if pair[0] != "runs"] for row in self.rows]
-        lines = [
-            f"\n{self.part}",
-            *("".join(f"  {name} {show(value)}" for name, value in row) for row in rows),
-        ]
-        for ratio in self.ratios + self.claims:
-            line = f"  {ratio['name']:<58}{ratio['ratio']:>8.3f}  [{ratio['low']:.3f}, {ratio['high']:.3f}]"
-            if "target" in ratio:
-                line += (
-                    f"  {'<=' if ratio['at_most'] else '>='} {ratio['target']:g}: {ratio['met']}"
-                )
-            lines.append(line)
-        return "\n".join(lines)
+            verdict = judge(low, high, target, at_most)
+            self.claims.append(ratio | dict(target=target, at_most=at_most, met=verdict))
+            line += f"  {'at most' if at_most else 'at least'} {target:g}: {verdict}"
+        print(line, flush=True)

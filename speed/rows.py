@@ -8,8 +8,6 @@ there. A row that is measured again counts instead of the earlier one.
 import gc
 import json
 import math
-import os
-import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import Any
 import torch
 
 from base import files
-from runs.outdir import ROOT
 from speed.config import BenchConfig
 
 NAME = "gpu.jsonl"
@@ -28,51 +25,27 @@ class Rows:
     """Where a part puts what it measures."""
 
     def __init__(self, config: BenchConfig, part: str):
-        self.file, self.part, self.is_gpu = (
-            Path(config.out_dir) / NAME,
-            part,
-            config.device == "cuda",
-        )
+        self.file = Path(config.out_dir) / NAME
+        self.part = part
 
     def write(self, row: str, table: str | None = None, **numbers: Any) -> None:
         """Adds a row, in one write, so that parts side by side do not cut each other's."""
         values = {name: rounded(value) for name, value in numbers.items()}
-        line = json.dumps({"table": table or self.part, "row": row} | values) + "\n"
+        line = json.dumps({"table": table or self.part, "row": row} | values)
         with files.open_to_append(self.file) as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-        print("  " + line.strip(), flush=True)
+            file.write(line + "\n")
+        print(f"  {line}", flush=True)
 
-    def predicted(self, row: str, value: Any, lacks: str = "") -> None:
-        """Adds a row of docs/gpu.md's table, beside what is expected of an H100. lacks: why there
-        is no value."""
-        expected = predictions()
-        unit, *limits = expected.get(row) or expected.get(row.partition(":")[0]) or [""]
-        agrees = lacks or ("needs a GPU" if value is None else "not compared")
-        if self.is_gpu and limits and value is not None:
-            is_in = (
-                value in limits
-                if isinstance(value, str)
-                else float(limits[0]) <= value <= float(limits[1])
-            )
-            agrees = "yes" if is_in else "no"
-        self.write(
-            row, "predicted", measured=value, unit=unit, expected=", ".join(limits), agrees=agrees
-        )
-
-    def attempt(self, row: str, measure: Callable, *args: Any) -> Any:
-        """measure(*args), or None and a row with the error: it must not cost the rows behind it."""
+    def attempt(self, row: str, measure: Callable, *args: Any, **keys: Any) -> None:
+        """Calls measure. An error becomes a row: it must not cost the rows behind it."""
         try:
-            return measure(*args)
+            measure(*args, **keys)
         except Exception as error:
             traceback.print_exc()
-            lines = (str(error) or type(error).__name__).splitlines()
-            self.write(row, error=f"{type(error).__name__}: {lines[0][:200]}")
-            return None
+            self.write(row, error=f"{type(error).__name__}: {error}"[:200])
         finally:
             gc.collect()
-            if self.is_gpu:
+            if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
 
@@ -84,18 +57,9 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if math.isfinite(value) else str(value)
 
 
-def predictions() -> dict[str, list[str]]:
-    """{row: [unit, least, most]} of the table of docs/gpu.md."""
-    text = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
-    return {
-        row: about
-        for row, *about in re.findall(r"^\| `(.+?)` \| (.*?) \| (.*?) \| (.*?) \|", text, re.M)
-    }
-
-
 def newest(file: Path | str) -> list[dict]:
     """The rows of a gpu.jsonl, each once, as it was measured last."""
-    found: dict = {}
+    found = {}
     for row in files.read_jsonl(file, {"table": (str, 0, 999), "row": (str, 0, 999)}):
         found[row["table"], row["row"]] = row
     return list(found.values())
@@ -103,11 +67,13 @@ def newest(file: Path | str) -> list[dict]:
 
 def page(about: dict, rows: list[dict]) -> str:
     """gpu.md: what it ran on, then a table of Markdown for each table of the rows."""
+    tables: dict[str, list[dict]] = {}
+    for row in rows:
+        tables.setdefault(row["table"], []).append(row)
     lines = [f"- {name}: {value}" for name, value in about.items()]
-    for table in dict.fromkeys(row["table"] for row in rows):
-        of_table = [row for row in rows if row["table"] == table]
-        columns = list(dict.fromkeys(name for row in of_table for name in row if name != "table"))
-        lines += ["", f"## {table}", "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for table, of_table in tables.items():
+        columns = dict.fromkeys(name for row in of_table for name in row if name != "table")
+        lines += ["", f"## {table}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         for row in of_table:
             cells = [str(row.get(name, "")).replace("|", "/") for name in columns]
             lines.append(f"| {' | '.join(cells)} |")

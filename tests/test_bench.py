@@ -14,6 +14,7 @@ import bench
 from data.pystdlib import prepare as pystdlib
 from data.shards import Dataset
 from model import GLA, MIXERS, GPTConfig
+from ops.recurrence import recurrent
 from speed import costs, forms, gaterun, measure
 from speed.config import BenchConfig
 from speed.costs import of_any_length
@@ -67,7 +68,7 @@ def small_parts(monkeypatch):
     for name, value in dict(
         peak_mb=lambda config, name, batch, keys: 2.0 if name == "nanoGPT" else 1.0,
         random_batch=lambda config, V, B, T: measure.random_batch(config, V, 1, 8),
-        gemm_rate=lambda device, dtype: 1e9, CONTEXTS=(64, 4096), TOKENS=3,
+        TOKENS=3,
     ).items():  # fmt: skip
         monkeypatch.setattr(costs, name, value)
     monkeypatch.setattr(forms, "forms", lambda T, device: of_length(T // 64, device))
@@ -96,6 +97,14 @@ def test_the_interval_of_a_median_is_that_of_the_tables(n, low, high):
 )  # fmt: skip
 def test_a_claim_is_met_where_its_whole_interval_clears_the_target(interval, to_reach, not_to_exceed):
     assert (measure.judge(*interval, 2.0), measure.judge(*interval, 2.0, at_most=True)) == (to_reach, not_to_exceed)
+
+
+def test_a_ratio_is_of_pairs_measured_in_turn_and_a_target_makes_it_a_claim(cpu, capsys):
+    report = measure.Report("mine")
+    report.ratio("memory", [3.0], [2.0])
+    report.compare(cpu, "time", lambda: None, lambda: None, 6, target=1e9, at_most=True)
+    assert report.ratios[0]["ratio"] == 1.5 and len(report.claims[0]["pairs"]) == 6
+    assert report.claims[0]["met"] == "met" and "at most 1e+09: met" in capsys.readouterr().out
 
 
 def test_sides_are_warmed_once_and_then_take_turns_in_both_orders(cpu):
@@ -147,13 +156,10 @@ def test_all_parts_measure_every_mixer_and_claim(small_parts, beside_nanogpt, tm
 
     mixers = of_any_length()  # monarch's texts have at most 64 tokens
     assert len(mixers) == 11 and {"softmax", "mamba3"} < set(mixers)
-    for part in (parts["length"], parts["decode"]):
-        assert {row["mixer"] for row in part["rows"]} == set(mixers)
     names = {name: [ratio["name"] for ratio in part["ratios"]] for name, part in parts.items()}
-    assert names["length"] == [f"{mixer}: step at 1,024, share of the GEMM rate" for mixer in mixers]
-    # only a state that does not grow promises a time that does not
-    grown = [f"{mixer}: token at context 4,096 / at 64" for mixer in mixers if mixer != "softmax"]
-    assert names["decode"][: len(grown)] == grown and len(names["decode"]) == len(grown) + 4 and len(names["ops"]) == 24
+    assert names["length"] == [f"{mixer}: tokens/s at 1,024 / at 1,024" for mixer in mixers]
+    assert names["decode"][: len(mixers)] == [f"{mixer}: token at context 4,096 / at 64" for mixer in mixers]
+    assert len(names["decode"]) == len(mixers) + 2 and len(names["ops"]) == 18 and len(names["overhead"]) == 10
     assert {line for line in printed if line.startswith("asked")} == {"asked for 3"}  # nanoGPT makes as many tokens
     text, theirs, ours = parts["gaterun"]["rows"]
     assert set(text["sha256_of_text"]) == {"train", "val"} and theirs["p"] == 1.0
@@ -172,6 +178,7 @@ def test_a_recipe_that_the_gate_run_would_measure_otherwise_is_refused(words, cp
     assert "a recipe of the gate run has" in helpers.error_of(gaterun.run_of, cpu, str(text), 0, "mine")
     for word, said in [("--seeds=", "name one"), ("--against=.", "is no file"), ("--recipes=a", "recipes='a'")]:
         assert said in helpers.error_of(bench.main, ["gaterun", word])
+    assert "against=None" in helpers.error_of(bench.main, ["train"])
 
 
 def test_a_part_that_is_killed_in_a_process_of_its_own_is_one_line(cpu, helpers):
@@ -188,13 +195,17 @@ def test_a_timed_call_of_decoding_makes_the_tokens_that_generate_makes(name, mon
     assert positions == [0, *range(7, 7 + costs.TOKENS)]
 
 
-def test_the_forms_compute_what_the_loop_computes_on_the_same_inputs():
-    for function, inputs in forms.forms(70, "cpu", H=2, D=8).values():
-        o, gradients = function(forms.chunked, **inputs), forms.both_ways(function, inputs, forms.chunked)()
-        torch.testing.assert_close(o, function(forms.recurrent, **inputs), rtol=1e-3, atol=1e-3)
+def test_the_forms_compute_what_the_loop_computes_on_the_same_inputs(monkeypatch):
+    found = forms.forms(70, "cpu", H=2, D=8)
+    outputs = {name: function(**inputs) for name, (function, inputs) in found.items()}
+    for function, inputs in found.values():
+        gradients = forms.both_ways(function, inputs)()
         assert len(gradients) == len(inputs) and all(g.abs().max() > 0 for g in gradients)
-        attended = forms.softmax(inputs["q"], inputs["k"], inputs["v"])
-        torch.testing.assert_close(attended[:, 0], inputs["v"][:, 0])  # causal, and heads are not mixed
+    q, k, v = found["no decay"][1].values()
+    torch.testing.assert_close(forms.softmax(q, k, v)[:, 0], v[:, 0])  # causal, and heads are not mixed
+    monkeypatch.setattr(forms, "chunked", recurrent)
+    for name, (function, inputs) in found.items():
+        torch.testing.assert_close(outputs[name], function(**inputs), rtol=1e-3, atol=1e-3)
 
 
 def test_the_page_has_every_claim_as_its_stored_pairs_give_it_and_a_reason_where_it_is_not_met():
@@ -224,7 +235,7 @@ def test_the_tables_of_the_gate_run_are_its_json_file_s_and_its_recipes_are_thos
         time = f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
         assert f"| {row['side']} | {row['steps']:,} | {time} | {row['val_loss']:.3f} | {row['spread']:.3f} |" in page
         assert f"| {row['p']:.3f} |" in page
-    for gain in gaterun.gains(stored["rows"]):
+    for gain in gaterun.gains_of_gates(stored["rows"]):
         low, high = gain["interval"]
         assert f"| {gain['lower_by']:.3f} [{low:.3f}, {high:.3f}] | {gain['p']:.3f} |" in page
     assert f"| nanoGPT | 2,000 | 1 | {theirs['val_loss']:.3f} | {theirs['spread']:.3f} |" in page
