@@ -11,6 +11,7 @@ matrix, and orthogonalises in bfloat16 on a CPU, too.
 """
 
 import functools
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -120,7 +121,7 @@ class Muon(torch.optim.Optimizer):
                 p.mul_(kept).sub_(rate * step)
 
 
-def step_unless(optimizer: torch.optim.Optimizer, skip: Tensor) -> None:
+def step_unless(optimizer: Any, skip: Tensor) -> None:
     """A step of the optimizer, unless `skip` is true. A fused AdamW and Muon skip it on the device,
     where found_inf is 1, as torch.amp.GradScaler tells them to; for another one, such as AdamW on
     MPS, the host reads the number."""

@@ -169,8 +169,10 @@ def read_ahead(run: "Run", steps: Iterable[int]) -> Iterator[list[Batch]]:
     the next READ_AHEAD ones. An error in reading is raised when its step is reached."""
     waiting: collections.deque = collections.deque()
     for step in steps:
-        load = (load_batches, run.dataset, run.config, run.processes, run.compiled, step)
-        waiting.append(run.reader.submit(*load))
+        future = run.reader.submit(
+            load_batches, run.dataset, run.config, run.processes, run.compiled, step
+        )
+        waiting.append(future)
         if len(waiting) > READ_AHEAD:
             yield on_device(run, waiting.popleft().result())
     while waiting:
