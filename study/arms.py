@@ -13,16 +13,32 @@ The first claim is about the mean over the mixers, or about a sum such as "gla -
 second one stands for a claim in each.
 """
 
-import itertools
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 
 import configurator
 from base.rules import wrong_field
 from configurator import UserError, show
 
 NAMES = [(str, 1, 80), 1, 99]
+NUMBER = (float, -1e9, 1e9)
+CLAIM: dict = {  # as rules of rules.wrong_field
+    "contrast": (str, 1, 999),
+    "above?": NUMBER,
+    "other_than?": NUMBER,
+    "within?": (float, 1e-9, 1e9),
+    "of?": [object, 1, 9],
+    "sides?": (int, 1, 2),
+    "in?": (int, 1, 999),
+    "family?": (str, 1, 99),
+    "family_reason?": (str, 1, 999),
+    "exploratory?": (bool, 0, 1),
+    "pool?": object,
+    "each?": NAMES,
+}
 PLACE = "MIXER"  # in the name of a claim in each mixer
+WEIGHT = re.compile(r"(\d{1,9}(\.\d{1,9}|/[1-9]\d{,9})?)?")
 
 
 def check_named(label: str, names: Iterable[str], choices: Iterable[str], kind: str) -> None:
@@ -45,12 +61,16 @@ def all_arms(config) -> dict[str, dict]:
     if twice := sorted(set(config.variants) & set(config.arms)):
         raise UserError(f"arms, variants: both have {show(twice[0])}; rename one of them")
     arms: dict[str, dict] = {}
-    for mixer, (variant, keys) in itertools.product(config.mixers, config.variants.items()):
-        check_named(f"variants: {variant}: mixers", keys.get("mixers", []), config.mixers, "mixers")
-        if mixer in keys.get("mixers", config.mixers):
-            of_variant = {name: value for name, value in keys.items() if name != "mixers"}
-            arms[arm_name(mixer, variant)] = {"attention": mixer} | of_variant
-    return arms | {name: arms.get(name, {}) | keys for name, keys in config.arms.items()}
+    for mixer in config.mixers:
+        for variant, keys in config.variants.items():
+            only = keys.get("mixers", config.mixers)
+            check_named(f"variants: {variant}: mixers", only, config.mixers, "mixers")
+            if mixer in only:
+                of_variant = {name: value for name, value in keys.items() if name != "mixers"}
+                arms[arm_name(mixer, variant)] = {"attention": mixer} | of_variant
+    for name, keys in config.arms.items():
+        arms[name] = arms.get(name, {}) | keys
+    return arms
 
 
 def arms_named(config, names: Iterable[str]) -> list[str]:
@@ -58,40 +78,35 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
     itself."""
     arms = []
     for name in names:
-        in_mixers = (
-            [arm_name(mixer, name) for mixer in config.mixers] if name in config.variants else []
-        )
-        arms += [arm for arm in in_mixers if arm in config.arms] or [name]
+        of_variant = []
+        if name in config.variants:
+            in_mixers = [arm_name(mixer, name) for mixer in config.mixers]
+            of_variant = [arm for arm in in_mixers if arm in config.arms]
+        arms += of_variant or [name]
     return arms
 
 
 def weights_of(label: str, text: str) -> dict[str, float]:
     """{name: weight} of a sum such as "0.5 * none - headwise". Raises UserError."""
-    first, *rest = re.split(r" ([+-]) ", text.strip())
-    terms = [
-        ("-" * first.startswith("-"), first.removeprefix("-")),
-        *zip(rest[::2], rest[1::2], strict=True),
-    ]
+    words = text.strip()
+    signed = f"- {words[1:]}" if words.startswith("-") else f"+ {words}"
+    parts = re.split(r"(?:^| )([+-]) ", signed)[1:]
     weights: dict[str, float] = {}
-    for sign, term in terms:
+    for sign, term in zip(parts[::2], parts[1::2], strict=True):
         weight, _, name = term.rpartition(" * ")
-        if name in weights or not re.fullmatch(r"(\d{1,9}(\.\d{1,9}|/[1-9]\d{,9})?)?", weight):
-            raise UserError(
-                f"{label}={show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
-            )
-        top, _, bottom = (weight or "1").partition("/")
-        weights[name] = float(f"{sign}1") * float(top) / float(bottom or 1)
+        if name in weights or not WEIGHT.fullmatch(weight):
+            words = "write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
+            raise UserError(f"{label}={show(text)}: {words}")
+        weights[name] = float(Fraction(sign + (weight or "1")))
     return weights
 
 
 def with_base(base: dict, claim: dict) -> dict:
     """The claim with the keys of claim_base. Its own threshold, and its pool or each, take the
-    place of those there; a reason for families there is that of the claims that have one."""
+    place of those there."""
     for kinds in ({"above", "other_than", "within"}, {"pool", "each"}):
         if kinds & claim.keys():
             base = {name: value for name, value in base.items() if name not in kinds}
-    if "family" not in base | claim:
-        base = {name: value for name, value in base.items() if name != "family_reason"}
     return base | claim
 
 
@@ -100,32 +115,37 @@ def all_claims(config) -> dict[str, dict]:
     of arms."""
     claims: list[tuple[str, dict]] = []
     for name, claim in config.claims.items():
-        kinds, weights = (
-            {"pool", "each"} & claim.keys(),
-            weights_of(f"claims: {name}: contrast", claim["contrast"]),
-        )
+        label = f"claims: {name}"
+        claim = with_base(config.claim_base, claim)
+        if wrong := wrong_field(claim, CLAIM):
+            raise UserError(f"{label}: {wrong}")
+        check_named(label, claim, [part.rstrip("?") for part in CLAIM], "parts")
+        weights = weights_of(f"{label}: contrast", claim["contrast"])
+        kinds = {"pool", "each"} & claim.keys()
         if not kinds:
             claims.append((name, claim | {"contrast": weights}))
             continue
-        if len(kinds) > 1 or (kinds == {"each"}) != (PLACE in name):
+        if len(kinds) > 1 or ("each" in kinds) != (PLACE in name):
             words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
-            raise UserError(f"claims: {name}: {words}")
-        (kind,), others = kinds, {key: claim[key] for key in claim if key not in kinds}
+            raise UserError(f"{label}: {words}")
+        (kind,) = kinds
         mixers = claim[kind]
         if isinstance(mixers, str):
-            pool = mixers = weights_of(f"claims: {name}: {kind}", mixers)
+            pool = weights_of(f"{label}: {kind}", mixers)
         elif wrong := wrong_field(mixers, NAMES, kind):
-            raise UserError(f"claims: {name}: {wrong}")
+            raise UserError(f"{label}: {wrong}")
         else:
             pool = dict.fromkeys(mixers, 1 / len(set(mixers)))
-        check_named(f"claims: {name}: {kind}", mixers, config.mixers, "mixers")
-        check_named(f"claims: {name}", weights, config.variants, "variants")
-        each = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers if kind == "each"]
-        for label, of_mixers in each or [(name, pool)]:
-            pairs = itertools.product(of_mixers.items(), weights.items())
-            contrast = {
-                arm_name(mixer, variant): share * weight
-                for (mixer, share), (variant, weight) in pairs
-            }
-            claims.append((label, others | {"contrast": contrast}))
+        check_named(f"{label}: {kind}", pool, config.mixers, "mixers")
+        check_named(label, weights, config.variants, "variants")
+        groups = [(name, pool)]
+        if kind == "each":
+            groups = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers]
+        others = {key: value for key, value in claim.items() if key != kind}
+        for group_name, group in groups:
+            contrast = {}
+            for mixer, share in group.items():
+                for variant, weight in weights.items():
+                    contrast[arm_name(mixer, variant)] = share * weight
+            claims.append((group_name, others | {"contrast": contrast}))
     return configurator.refuse_twice(claims)

@@ -36,7 +36,6 @@ learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [420, 421]
 selection_iters = 600
-rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 
 pair_spread = 0.25  # of log steps, as in recall.py

@@ -36,7 +36,6 @@ learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [400, 401]
 selection_iters = 500
-rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 rate_of = {"monarch": "gated_deltanet", "monarch sigmoid": "gated_deltanet sigmoid"}
 

@@ -46,7 +46,6 @@ learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [100, 101, 102]
 selection_iters = 600  # at a constant rate, the first 600 steps of a run
-rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 selection_base = {"meters": False}
 

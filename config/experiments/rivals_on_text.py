@@ -36,7 +36,6 @@ first_arms = ["none", "sigmoid", "sink token"]
 learning_rates = [1.5e-3, 3e-3, 6e-3, 1.2e-2]
 selection_seeds = [340, 341]
 selection_iters = 500
-rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 rate_of = {"headwise": "sigmoid", "sink head": "sink token", "softpick": "none", "FoX": "none"}
 
