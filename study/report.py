@@ -383,6 +383,6 @@ def claim_lines(axes: plt.Axes, records: list[dict], is_ratio: bool) -> None:
         axes.plot(seeds, [at] * len(seeds), ".", color="0.4", markersize=4, label="a seed")
     hollow = [one["exploratory"] for one in records]
     faces = np.where(hollow, "white", colours)
-    axes.scatter(number_of["estimate"], y, c=faces, edgecolors=colours, zorder=3)
+    axes.scatter(number_of["estimate"], y, c=faces, edgecolors=colours, s=30, zorder=3)
     if any(hollow):
         axes.plot([], [], "o", color="0.4", markerfacecolor="white", label="mean, exploratory")
