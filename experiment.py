@@ -111,113 +111,103 @@ class ExperimentConfig:
         configurator.check(self)
         for kind, rule in ENTRIES.items():
             for name, entry in getattr(self, kind).items():
-                wrong = wrong_field(entry, rule)
-                refuse(wrong, f"{kind}: {name}: {wrong}")
+                wrong = wrong_field(entry, rule, name)
+                refuse(wrong, f"{kind}: {wrong}")
         self.arms, self.claims = all_arms(self), all_claims(self)
-        self.check_paths()
         self.seeds_of = {
             arm: seeds for name, seeds in self.seeds_of.items() for arm in arms_named(self, [name])
         }
         self.first_arms = arms_named(self, self.first_arms)
         self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
-        rates, seeds = self.learning_rates, self.selection_seeds
-        words = "there is nothing to run; name a file of config/experiments/, or add arms"
-        refuse(not self.arms, f"arms={{}}: {words}")
-        words = "there is nothing to run; add one at least, as in seeds = [0, 1, 2]"
-        refuse(not self.seeds, f"seeds=[]: {words}")
+        refuse(not self.arms, "arms={}: nothing to run; name a file of config/experiments/")
+        refuse(not self.seeds, "seeds=[]: nothing to run; add one at least, as in seeds = [0, 1]")
         is_wrong = self.solved_above is not None and self.metric != "accuracy"
         refuse(is_wrong, "solved_above: is about accuracy, which is not the metric")
+        rates, seeds = self.learning_rates, self.selection_seeds
         refuse(bool(rates) != bool(seeds), "learning_rates, selection_seeds: give both, or none")
         every = seeds + self.seeds
-        words = "name each seed once; those that choose rates are not compared"
-        is_wrong = len(set(every)) < len(every)
-        refuse(is_wrong, f"seeds={self.seeds}, selection_seeds={seeds}: {words}")
+        words = (
+            "seeds, selection_seeds: name each seed once; those that choose rates are not compared"
+        )
+        refuse(len(set(every)) < len(every), words)
         scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
         configurator.check_choice("prepare", self.prepare, scripts)
-        self.check_names_of_arms()
+        self.check_names()
         self.check_runs()
         for arm, branch in self.branches.items():
-            self.check_branch(arm, branch)
+            with about(f"branches: {arm}"):
+                self.check_branch(arm, **branch)
         for name, claim in self.claims.items():
-            self.check_claim(f"claims: {name}", claim)
+            with about(f"claims: {name}"):
+                self.check_claim(claim)
         claims.check_reach(self)
 
-    def check_paths(self) -> None:
-        """Raises UserError for a name that could lead out of out_dir: runs' folders and scores' files
-        bear the names of arms and scores."""
-        names = {"name": [self.name], "arms": self.arms, "scores": self.scores}
+    def check_names(self) -> None:
+        """Raises UserError for a name that could lead out of out_dir, since runs' folders and
+        scores' files bear the names of arms and scores, and for one of no arm or score."""
         words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin with no dot"
-        for kind, of_kind in names.items():
-            for name in of_kind:
-                is_wrong = not FILE_NAME.fullmatch(name) or not name.isprintable()
-                is_wrong = is_wrong or len(name.encode()) > 80
-                refuse(is_wrong, f"{kind}: {show(name)}: {words}")
-
-    def check_names_of_arms(self) -> None:
-        """Raises UserError where a key names an arm or a score that the experiment does not
-        have."""
-        check_named("scores_of", self.scores_of, self.scores, "scores")
-        named = {"seeds_of": self.seeds_of, "first_arms": self.first_arms, "rate_of": self.rate_of}
-        named |= {f"scores_of: {score}": arms for score, arms in self.scores_of.items()}
-        for label, arms in named.items():
-            check_named(label, arms, self.arms, "such arms")
-        choosing = [arm for arm in self.arms if arm not in self.rate_of]
-        check_named("rate_of", self.rate_of.values(), choosing, "such arms")
+        for name in [self.name, *self.arms, *self.scores]:
+            is_right = FILE_NAME.fullmatch(name) and name.isprintable() and len(name.encode()) <= 80
+            refuse(not is_right, f"name, arms, scores: {show(name)}: {words}")
+        choosing = self.arms.keys() - self.rate_of.keys()
+        check_named("scores_of", self.scores_of, self.scores)
+        check_named("scores_of", itertools.chain(*self.scores_of.values()), self.arms)
+        check_named("seeds_of", self.seeds_of, self.arms)
+        check_named("first_arms", self.first_arms, self.arms)
+        check_named("rate_of", self.rate_of, self.arms)
+        check_named("rate_of", self.rate_of.values(), sorted(choosing))
         for arm, seeds in self.seeds_of.items():
-            is_wrong = not set(seeds) & set(self.seeds)
-            refuse(is_wrong, f"seeds_of: {arm}: has none of seeds={self.seeds}")
+            words = f"seeds_of: {arm}: has none of seeds={self.seeds}"
+            refuse(not set(seeds) & set(self.seeds), words)
 
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
         configurator.build(TrainConfig, self.selection_base, source="selection_base")
+        configurator.build(script_of(self.prepare).Config, self.data, source="data")
         for name, keys in self.scores.items():
             configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
-        configurator.build(script_of(self.prepare).Config, self.data, source="data")
         for arm in self.arms:
             keys = self.keys_of(arm)
-            label, steps = f"arm {arm!r}", self.selection_iters
-            refuse(keys.dtype == "auto", f"{label}: dtype=auto is timed anew: add dtype to base")
-            is_wrong = steps > keys.max_iters and arm not in self.rate_of
-            words = f"selection_iters={steps}: must be at most max_iters={keys.max_iters}"
-            refuse(is_wrong, f"{label}: {words}")
+            with about(f"arm {arm!r}"):
+                refuse(
+                    keys.dtype == "auto", "dtype=auto is timed anew in each run: add dtype to base"
+                )
+                is_wrong = self.selection_iters > keys.max_iters and arm not in self.rate_of
+                refuse(is_wrong, f"selection_iters: must be at most max_iters={keys.max_iters}")
 
     def keys_of(self, arm: str):
         """The keys of train.py that an arm has."""
         return configurator.build(TrainConfig, self.base | self.arms[arm], source=f"arm {arm!r}")
 
-    def check_branch(self, arm: str, branch: dict) -> None:
+    def check_branch(self, arm: str, of: str, at: int, **more) -> None:
         """Raises UserError for a branch from a checkpoint that the other arm does not keep."""
-        label, parent, step = f"branches: {arm}", branch["of"], branch["at"]
-        check_named(label, [arm, parent], self.arms, "such arms")
-        keys = self.keys_of(parent)
-        is_kept = keys.keep_interval and step % keys.keep_interval == 0 and step <= keys.max_iters
-        words = f"keeps no checkpoint of step {step}: give it a keep_interval"
-        refuse(not is_kept, f"{label}: {parent!r} {words}")
+        check_named("of", [arm, of], self.arms)
+        keys = self.keys_of(of)
+        is_kept = keys.keep_interval and at % keys.keep_interval == 0 and at <= keys.max_iters
+        refuse(not is_kept, f"{of!r} keeps no checkpoint of step {at}: give it a keep_interval")
 
-    def check_claim(self, label: str, claim: dict) -> None:
+    def check_claim(self, claim: dict) -> None:
         """Raises UserError for a claim whose parts contradict each other, or that names what the
         experiment lacks."""
-        check_named(label, claim["contrast"], self.arms, "arms")
+        check_named("contrast", claim["contrast"], self.arms)
         path = claim.get("of", [self.metric])
-        texts = [name for name in path if type(name) is str]
-        is_right = texts == path
+        is_right = all(type(name) is str for name in path)
         if str(path[0]) in curves.METRICS:
             is_right = path[1:-1] in PARTS and type(path[-1]) in (int, float)
         words = "must be names that lead to a number in a row, or as ['lost', 0.9]"
-        refuse(not is_right, f"{label}: of={show(path)}: {words}")
+        refuse(not is_right, f"of={show(path)}: {words}")
         given = claim.keys()
-        words = "must have above, other_than or within"
-        refuse(not {"above", "other_than", "within"} & given, f"{label}: {words}")
+        is_wrong = not {"above", "other_than", "within"} & given
+        refuse(is_wrong, "must have above, other_than or within")
         is_wrong = "other_than" in given and {"above", "sides"} & given
-        refuse(is_wrong, f"{label}: other_than has two sides, and no above")
+        refuse(is_wrong, "other_than has two sides, and no above")
         is_wrong = {"sides", "within", "family"} & given or "above" not in given
         words = "a count (in) has above, and no sides, within or family: it is no test"
-        refuse("in" in given and is_wrong, f"{label}: {words}")
-        is_wrong = "family" in given and "family_reason" not in given
-        words = "say in family_reason why it is corrected for less than all claims, or leave it out"
-        refuse(is_wrong, f"{label}: family={show(claim.get('family'))}: {words}")
-        n_seeds, needed = len(claims.seeds_of_claim(self, claim["contrast"])), claim.get("in", 0)
-        refuse(needed > n_seeds, f"{label}: in={needed}: is more than the seeds of its arms")
+        refuse("in" in given and is_wrong, words)
+        words = "family: say in family_reason why it is corrected for less than all claims, or leave it out"
+        refuse("family" in given and "family_reason" not in given, words)
+        n_seeds = len(claims.seeds_of_claim(self, claim["contrast"]))
+        refuse(claim.get("in", 0) > n_seeds, "in: is more than the seeds of its arms")
 
 
 configurator.begin(__name__, ExperimentConfig, __doc__)
@@ -225,6 +215,7 @@ configurator.begin(__name__, ExperimentConfig, __doc__)
 import ast
 import contextlib
 import datetime
+import itertools
 import json
 import math
 import os
@@ -234,13 +225,13 @@ from pathlib import Path
 
 import torch
 
-from base.files import check_output, read_regular
+from base.files import check_output, one_line, read_regular
 from base.rules import wrong_field
-from configurator import UserError, show
+from configurator import show
 from evaluate import EvaluateConfig
 from runs.outdir import write_text
 from study import claims, curves, report, sinks
-from study.arms import NAMES, all_arms, all_claims, arms_named, check_named
+from study.arms import NAMES, about, all_arms, all_claims, arms_named, check_named, refuse
 from study.page import write_page
 from study.plan import Plan, choose_rates, first_step, name_of, steps_of, unknown_runs
 from study.rows import read_rows, script_of
@@ -264,11 +255,6 @@ ENTRIES: dict = {
 }
 
 
-def refuse(is_wrong: object, words: str) -> None:
-    if is_wrong:
-        raise UserError(words)
-
-
 def main(argv: list[str]) -> None:
     config = configurator.load(ExperimentConfig, argv)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
@@ -280,15 +266,16 @@ def main(argv: list[str]) -> None:
     if rows is None:
         return
     choices = choose_rates(config, read_rows(out_dir))
-    records = [claims.record(claim) for claim in claims.judge_claims(config, rows, choices)]
-    said = [part for part in (claims.table(records), claims.remarks(records)) if part]
-    tables = [part for part in (report.arms_table(config, rows), sinks.table(rows)) if part]
-    print("\n" + "\n\n".join(map(str, [*tables, *said])) + "\n")
-    # workers end at the same time
-    with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
+    # a row may hold what no table can be made of
+    with one_line(f"{out_dir / 'rows.jsonl'}: cannot be shown"), lock_of_report(config, out_dir):
+        records = [claims.record(claim) for claim in claims.judge_claims(config, rows, choices)]
+        said = [claims.table(records), claims.remarks(records)]
+        tables = [report.arms_table(config, rows), sinks.table(rows)]
+        tables += [report.rates_table(config, choices)] if choices else []
+        parts = [part for part in (*tables, *said) if part]
+        print("\n" + "\n\n".join(map(str, parts)) + "\n")
         figures = report.figures(rows, out_dir)
         figures += report.claims_figure(records, out_dir / "claims.png")
-        figures += report.rate_windows(config, choices, rows, out_dir / "windows.png")
         if records:
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:
@@ -296,6 +283,13 @@ def main(argv: list[str]) -> None:
         parts = [heading(argv, rows), *said, *figures, *tables]
         page = write_page(out_dir / "report.html", parts)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
+
+
+def lock_of_report(config, out_dir: Path) -> contextlib.AbstractContextManager:
+    """Workers end at the same time, and one of them writes the report at a time."""
+    if config.run:
+        return lock(out_dir, "report", wait=math.inf)
+    return contextlib.nullcontext()
 
 
 def heading(argv: list[str], rows: list[dict]) -> str:

@@ -13,8 +13,9 @@ The first claim is about the mean over the mixers, or about a sum such as "gla -
 second one stands for a claim in each.
 """
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 import configurator
@@ -41,12 +42,24 @@ PLACE = "MIXER"  # in the name of a claim in each mixer
 WEIGHT = re.compile(r"(\d{1,9}(\.\d{1,9}|/[1-9]\d{,9})?)?")
 
 
-def check_named(label: str, names: Iterable[str], choices: Iterable[str], kind: str) -> None:
+@contextlib.contextmanager
+def about(label: str) -> Iterator[None]:
+    """Puts what they are about before the UserErrors inside."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{label}: {error}") from None
+
+
+def refuse(is_wrong: object, words: str) -> None:
+    if is_wrong:
+        raise UserError(words)
+
+
+def check_named(label: str, names: Iterable[str], choices: Iterable[str]) -> None:
     """Raises UserError for a name that is not one of the config's own names of arms or claims."""
     for name in names:
-        if not choices:
-            raise UserError(f"{label}={show(name)}: the experiment has no {kind}")
-        configurator.check_choice(label, name, list(choices))
+        configurator.check_choice(label, name, list(choices) or ["(there are none)"])
 
 
 def arm_name(mixer: str, variant: str) -> str:
@@ -56,15 +69,15 @@ def arm_name(mixer: str, variant: str) -> str:
 def all_arms(config) -> dict[str, dict]:
     """{arm: its keys}: mixers x variants, then config.arms; one that has the name of a product adds
     keys to it."""
-    if bool(config.mixers) != bool(config.variants):
-        raise UserError("mixers, variants: arms are the product of both; give the other one, too")
-    if twice := sorted(set(config.variants) & set(config.arms)):
-        raise UserError(f"arms, variants: both have {show(twice[0])}; rename one of them")
+    words = "mixers, variants: arms are the product of both; give the other one, too"
+    refuse(bool(config.mixers) != bool(config.variants), words)
+    twice = sorted(set(config.variants) & set(config.arms))
+    refuse(twice, f"arms, variants: both have {show(twice[:1])}; rename one of them")
     arms: dict[str, dict] = {}
     for mixer in config.mixers:
         for variant, keys in config.variants.items():
             only = keys.get("mixers", config.mixers)
-            check_named(f"variants: {variant}: mixers", only, config.mixers, "mixers")
+            check_named(f"variants: {variant}: mixers", only, config.mixers)
             if mixer in only:
                 of_variant = {name: value for name, value in keys.items() if name != "mixers"}
                 arms[arm_name(mixer, variant)] = {"attention": mixer} | of_variant
@@ -86,7 +99,7 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
     return arms
 
 
-def weights_of(label: str, text: str) -> dict[str, float]:
+def weights_of(text: str) -> dict[str, float]:
     """{name: weight} of a sum such as "0.5 * none - headwise". Raises UserError."""
     words = text.strip()
     signed = f"- {words[1:]}" if words.startswith("-") else f"+ {words}"
@@ -94,9 +107,10 @@ def weights_of(label: str, text: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     for sign, term in zip(parts[::2], parts[1::2], strict=True):
         weight, _, name = term.rpartition(" * ")
-        if name in weights or not WEIGHT.fullmatch(weight):
-            words = "write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
-            raise UserError(f"{label}={show(text)}: {words}")
+        is_wrong = name in weights or not WEIGHT.fullmatch(weight)
+        refuse(
+            is_wrong, f"{show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
+        )
         weights[name] = float(Fraction(sign + (weight or "1")))
     return weights
 
@@ -115,37 +129,42 @@ def all_claims(config) -> dict[str, dict]:
     of arms."""
     claims: list[tuple[str, dict]] = []
     for name, claim in config.claims.items():
-        label = f"claims: {name}"
-        claim = with_base(config.claim_base, claim)
-        if wrong := wrong_field(claim, CLAIM):
-            raise UserError(f"{label}: {wrong}")
-        check_named(label, claim, [part.rstrip("?") for part in CLAIM], "parts")
-        weights = weights_of(f"{label}: contrast", claim["contrast"])
-        kinds = {"pool", "each"} & claim.keys()
-        if not kinds:
-            claims.append((name, claim | {"contrast": weights}))
-            continue
-        if len(kinds) > 1 or ("each" in kinds) != (PLACE in name):
-            words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
-            raise UserError(f"{label}: {words}")
-        (kind,) = kinds
-        mixers = claim[kind]
-        if isinstance(mixers, str):
-            pool = weights_of(f"{label}: {kind}", mixers)
-        elif wrong := wrong_field(mixers, NAMES, kind):
-            raise UserError(f"{label}: {wrong}")
-        else:
-            pool = dict.fromkeys(mixers, 1 / len(set(mixers)))
-        check_named(f"{label}: {kind}", pool, config.mixers, "mixers")
-        check_named(label, weights, config.variants, "variants")
-        groups = [(name, pool)]
-        if kind == "each":
-            groups = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers]
-        others = {key: value for key, value in claim.items() if key != kind}
-        for group_name, group in groups:
-            contrast = {}
-            for mixer, share in group.items():
-                for variant, weight in weights.items():
-                    contrast[arm_name(mixer, variant)] = share * weight
-            claims.append((group_name, others | {"contrast": contrast}))
+        with about(f"claims: {name}"):
+            claims += written_out(config, name, with_base(config.claim_base, claim))
     return configurator.refuse_twice(claims)
+
+
+def written_out(config, name: str, claim: dict) -> list[tuple[str, dict]]:
+    """[(name, claim about arms)] that a claim stands for."""
+    wrong = wrong_field(claim, CLAIM)
+    refuse(wrong, str(wrong))
+    check_named("it", claim, [part.rstrip("?") for part in CLAIM])
+    weights = weights_of(claim["contrast"])
+    kinds = {"pool", "each"} & claim.keys()
+    if not kinds:
+        return [(name, claim | {"contrast": weights})]
+    is_wrong = len(kinds) > 1 or ("each" in kinds) != (PLACE in name)
+    words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
+    refuse(is_wrong, words)
+    (kind,) = kinds
+    mixers = claim[kind]
+    if isinstance(mixers, str):
+        pool = weights_of(mixers)
+    else:
+        wrong = wrong_field(mixers, NAMES, kind)
+        refuse(wrong, str(wrong))
+        pool = dict.fromkeys(mixers, 1 / len(set(mixers)))
+    check_named(kind, pool, config.mixers)
+    check_named("contrast", weights, config.variants)
+    groups = [(name, pool)]
+    if kind == "each":
+        groups = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers]
+    others = {key: value for key, value in claim.items() if key != kind}
+    claims = []
+    for group_name, group in groups:
+        contrast = {}
+        for mixer, share in group.items():
+            for variant, weight in weights.items():
+                contrast[arm_name(mixer, variant)] = share * weight
+        claims.append((group_name, others | {"contrast": contrast}))
+    return claims

@@ -158,7 +158,7 @@ def ends_of_trials(experiment: str, arm: str, rate: float) -> list[float]:
 
 def values_of(rows: list[dict], contrast: str, path: list) -> list[float]:
     """A contrast of each seed."""
-    found = stats.contrast(rows, weights_of("contrast", contrast), path)
+    found = stats.contrast(rows, weights_of(contrast), path)
     return list(found.values())
 
 
@@ -174,7 +174,7 @@ def mean_in_line(what: str) -> str:
     values = values_of(compared(experiment), contrast, names)
     if not values:
         raise UserError("no seed has these numbers")
-    convert, form = claims.UNITS[claims.unit_of(names, weights_of("contrast", contrast))]
+    convert, form = claims.UNITS[claims.unit_of(names, weights_of(contrast))]
     low, high = stats.interval(values)
     text = f"{convert(fmean(values)):{form}}"
     return text if low is None else f"{text} ({convert(low):{form}} to {convert(high):{form}})"
@@ -221,7 +221,7 @@ def by_seed(experiment: str, columns: Lines) -> str:
     """A line per seed that has a number, and a column per contrast."""
     rows, lines = compared(experiment), {}
     for i, (contrast, path, form) in enumerate(columns.values(), 1):
-        found = stats.contrast(rows, weights_of("contrast", contrast), path)
+        found = stats.contrast(rows, weights_of(contrast), path)
         for seed, value in found.items():
             line = lines.setdefault(seed, [str(seed)] + ["-"] * len(columns))
             line[i] = f"{value:{form}}"

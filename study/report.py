@@ -51,15 +51,7 @@ PARTS = {  # of the loss of a text (evaluate.parts_of_loss)
 }
 
 # all that an experiment draws in its folder
-FIGURES = (
-    "accuracy.png",
-    "val_loss.png",
-    "sink.png",
-    "gain.png",
-    "state.png",
-    "claims.png",
-    "windows.png",
-)
+FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "gain.png", "state.png", "claims.png")
 
 GATE_KEYS = {
     "gate",
@@ -269,37 +261,6 @@ def accuracy_by_state(rows: list[dict], path: Path) -> list[Path]:
 
     x, y = "KiB of state of a sequence, in float32", "accuracy at the queries (%)"
     return [curve_panels(panels, looks, path, ylabel=y, xlabel=x, columns=3, finish=finish)]
-
-
-def rate_windows(config, choices: list[dict], rows: list[dict], path: Path) -> list[Path]:
-    """Draws the metric at the end against the learning rate, where an arm has tried three rates: a
-    panel per mixer, a colour per arm, as in the curves of the rows, every seed; a gap in the line,
-    where a run was lost. Returns the paths."""
-    is_accuracy = config.metric == "accuracy"
-    scale, panels, tried, variants = 100 if is_accuracy else 1, {}, set(), []
-    for choice in choices:
-        known = {rate: rows for rate, rows in sorted(choice["trials"].items()) if None not in rows}
-        tried |= known.keys()
-        for of_seed in zip(*known.values(), strict=True):
-            mixer, variant = mixer_of(of_seed[0]), variant_of(of_seed[0])
-            ends = [scale * number(row[config.metric]) for row in of_seed]
-            curve = list(zip(known, ends, strict=True))
-            panels.setdefault(mixer, {}).setdefault(variant, []).append(curve)
-            variants.append(variant)
-    if len(tried) < 3:
-        return []
-
-    def finish(axes, title):
-        axes.set_xscale("log")
-        # not formulas
-        axes.set_xticks(sorted(tried), [f"{rate:,.2g}" for rate in sorted(tried)], fontsize=7)
-        axes.minorticks_off()
-
-    looks = arm_looks([*sorted(map(variant_of, rows)), *variants])
-    look: dict = dict(xlabel="peak learning rate", columns=len(panels), size=(2.5, 2.6))
-    look["ylabel"] = "accuracy at the end (%)" if is_accuracy else "loss at the end (nats a token)"
-    # bands of few seeds would fill the panel
-    return [curve_panels(panels, looks, path, **look, has_bands=False, finish=finish)]
 
 
 def draw_claims(folder: Path) -> list:

@@ -22,43 +22,28 @@ from keys import CLASS_OF, keys_of_today
 
 RUN = ("arm", "seed", "purpose", "branch", "config", "data")  # what identifies a run
 
-# what the fields of a row may be, as rules of rules.wrong_field
+# what the fields of a row may be, as rules of rules.wrong_field, and those of each kind of query
 TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20
 COUNT, NUMBER, STEP = (int, 0, 1 << 62), (float, -1e30, 1e30, None), (float, 0, 1 << 62)
-TEXT_OR_NONE, SECONDS = (*TEXT, None), (float, 0, 1e12)
-LENGTH = {"block_size": COUNT, "loss?": NUMBER}
-# of query
 OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}
-BRANCH = {"of": TEXT, "at": COUNT}
 ROW = {
-    "arm": TEXT, "seed": COUNT, "purpose?": {"selection"}, "branch?": BRANCH,
-    "config": DICT, "data": DICT, "init_from?": DICT, "metric": {"accuracy", "val_loss"}, "prepare?": TEXT,
-    "finite": (bool, 0, 1), "accuracy?": (float, -1e-3, 1.001, None), "val_loss?": NUMBER,
-    "curve": [[NUMBER, 2, 2], 1, MANY], "horizon?": COUNT, "last_step?": COUNT, "seconds": SECONDS, "ended?": SECONDS,
-    "scores": {str: {"slices?": {str: NUMBER}, "lengths?": [LENGTH, 0, 99]}}, "scored?": {str: DICT},
-    "tokens_per_second?": NUMBER, "step_ms?": NUMBER, "flops_per_token?": NUMBER, "n_params?": COUNT,
-    "state_bytes?": COUNT, "data_version?": COUNT, "planned_seeds?": [COUNT, 0, 9999], "processes?": (int, 1, MANY),
-    "threads?": (*COUNT, None), "dtype?": TEXT_OR_NONE, "device?": TEXT_OR_NONE, "code_sha256?": TEXT_OR_NONE,
-    "git_commit?": TEXT_OR_NONE, "git_dirty?": (bool, 0, 1, None), "versions?": DICT, "meters?": DICT,
-    "loss?": {str: NUMBER}, "loss_curve?": [{"step": COUNT, str: NUMBER}, 0, MANY],
+    "arm": TEXT, "seed": COUNT, "purpose?": {"selection"}, "branch?": {"of": TEXT, "at": COUNT},
+    "config": DICT, "data": DICT, "metric": {"accuracy", "val_loss"}, "prepare?": TEXT,
+    "finite": (bool, 0, 1), "accuracy": NUMBER, "val_loss": NUMBER, "curve": [[NUMBER, 2, 2], 1, MANY],
+    "horizon?": COUNT, "seconds": STEP, "ended?": STEP, "scores": {str: DICT}, "scored?": {str: DICT},
+    "data_version?": COUNT, "planned_seeds?": [COUNT, 0, 9999], "processes?": (int, 1, MANY), "meters?": DICT,
+    "loss_curve?": [{"step": COUNT, str: NUMBER}, 0, MANY],
     "sinks?": [{"step": COUNT, "value_norm": NUMBER, str: OF_KIND}, 0, MANY],
 }  # fmt: skip
 
 
 def wrong_row(row: dict) -> str | None:
     """Says in words what is wrong with a row, or returns None."""
-    if wrong := wrong_field(row, ROW):
+    wrong = wrong_field(row, ROW)
+    if wrong:
         return wrong
-    steps, values = zip(*row["curve"], strict=True)
-    a_number = NUMBER[:3] if row["finite"] else NUMBER
-    rules: dict = {
-        "curve: step": [STEP, 1, MANY],
-        "curve": [a_number, 1, MANY],
-        row["metric"]: a_number,
-    }
-    if kinds := (row.get("sinks") or [{}])[-1].keys() - {"step", "value_norm"}:
-        rules["meters"] = {"kinds": dict.fromkeys(kinds, {"uniform": (float, 0, 1)})}
-    return wrong_field(row | {"curve: step": list(steps), "curve": list(values)}, rules)
+    steps = [step for step, _ in row["curve"]]
+    return wrong_field(steps, [STEP, 1, MANY], "curve: step")
 
 
 def read_rows(folder: Path) -> list[dict]:

@@ -70,8 +70,6 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
         with signals_to(stop):
             work(config, out_dir)
         plan = Plan(config, read_rows(out_dir))
-    if plan.choices:
-        print(f"\n{report.rates_table(config, plan.choices)}")
     if lacking := len(plan.compared) - len(plan.shown):
         print(f"{lacking} of {len(plan.compared)} runs have no row yet")
     if hidden := sum("purpose" not in row for row in plan.others):
