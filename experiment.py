@@ -269,8 +269,8 @@ def main(argv: list[str]) -> None:
     # a row may hold what no table can be made of
     with one_line(f"{out_dir / 'rows.jsonl'}: cannot be shown"), lock_of_report(config, out_dir):
         records = [claims.record(claim) for claim in claims.judge_claims(config, rows, choices)]
-        said = [claims.table(records), claims.remarks(records)]
-        tables = [report.arms_table(config, rows), sinks.table(rows)]
+        said: list = [claims.table(records), claims.remarks(records)]
+        tables: list = [report.arms_table(config, rows), sinks.table(rows)]
         tables += [report.rates_table(config, choices)] if choices else []
         parts = [part for part in (*tables, *said) if part]
         print("\n" + "\n\n".join(map(str, parts)) + "\n")
@@ -280,8 +280,7 @@ def main(argv: list[str]) -> None:
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        parts = [heading(argv, rows), *said, *figures, *tables]
-        page = write_page(out_dir / "report.html", parts)
+        page = write_page(out_dir / "report.html", [heading(argv, rows), *said, *figures, *tables])
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 

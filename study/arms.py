@@ -72,7 +72,7 @@ def all_arms(config) -> dict[str, dict]:
     words = "mixers, variants: arms are the product of both; give the other one, too"
     refuse(bool(config.mixers) != bool(config.variants), words)
     twice = sorted(set(config.variants) & set(config.arms))
-    refuse(twice, f"arms, variants: both have {show(twice[:1])}; rename one of them")
+    refuse(twice, f"arms, variants: both have {', '.join(twice)}; rename one of them")
     arms: dict[str, dict] = {}
     for mixer in config.mixers:
         for variant, keys in config.variants.items():

@@ -127,7 +127,7 @@ class Job:
 
     name: str
     gpu: str | None
-    rest: Generator
+    rest: Generator[subprocess.Popen, None, dict]
     process: subprocess.Popen
 
 
