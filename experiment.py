@@ -77,9 +77,6 @@ class ExperimentConfig:
     )
     scores: dict = key({}, "{name: keys of evaluate.py}: how each finished run is scored besides")
     scores_of: dict = key({}, "{score: the only arms that are scored so}")
-    solved_above: float | None = key(
-        None, "a run with a higher accuracy has solved the task; the table counts them"
-    )
     claim_base: dict = key({}, "keys of every claim, unless it has others in their place")
     claims: dict = key(
         {},
@@ -121,8 +118,6 @@ class ExperimentConfig:
         self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
         refuse(not self.arms, "arms={}: nothing to run; name a file of config/experiments/")
         refuse(not self.seeds, "seeds=[]: nothing to run; add one at least, as in seeds = [0, 1]")
-        is_wrong = self.solved_above is not None and self.metric != "accuracy"
-        refuse(is_wrong, "solved_above: is about accuracy, which is not the metric")
         rates, seeds = self.learning_rates, self.selection_seeds
         refuse(bool(rates) != bool(seeds), "learning_rates, selection_seeds: give both, or none")
         every = seeds + self.seeds
@@ -324,18 +319,12 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
         steps = row["curve"][-1][0] - first_step(row)
         seconds = row["seconds"] * row.get("processes", 1) / max(steps, 1)
         of_step.setdefault(row["arm"], []).append(seconds)
-    lines, known = [], []
-    for run in waiting:
-        line = f"{name_of(run):<60}"
-        if run["arm"] in of_step:
-            known.append(statistics.median(of_step[run["arm"]]) * steps_of([run]) / each)
-            line += f"{known[-1]:>8,.0f} s"
-        lines.append(line)
     counts = f"{len(waiting)} of {len(plan.done) + len(waiting)} runs to do"
-    if len(known) == len(waiting):
-        hours = sum(known) / 3600 / jobs
+    if of_step.keys() >= {run["arm"] for run in waiting}:
+        seconds = sum(statistics.median(of_step[run["arm"]]) * steps_of([run]) for run in waiting)
+        hours = seconds / 3600 / jobs / each
         counts += f": about {hours:.1f} hours, {jobs} at a time, {each} processes each"
-    text = "\n".join([*lines, counts])
+    text = "\n".join([*map(name_of, waiting), counts])
     reach = claims.reach_table(config, plan.shown)
     return f"{text}\n\n{reach}" if reach else text
 

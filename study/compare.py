@@ -50,8 +50,11 @@ def main(argv: list[str]) -> None:
     if len(config.files) != 2:
         words = "files: name two, the numbers before a change and after it"
         raise UserError(f"{len(config.files)} {words}")
-    before, after = (read_numbers(file, config.of, config.seed) for file in config.files)
-    print(sentence(compare(before, after), *config.files, config.of))
+    before, after = config.files
+    result = compare(
+        read_numbers(before, config.of, config.seed), read_numbers(after, config.of, config.seed)
+    )
+    print(sentence(result, before, after, config.of))
 
 
 def read_numbers(file: str, of: str | None, seed: str) -> dict[str, float]:

@@ -50,7 +50,7 @@ SHOWN_FLAGS = ("two modes", "a look", "seeds", "no value", "ceiling", "floor")
 Columns = dict[str, tuple[str, str]]
 # {label: (contrast, in which {0} is the arm without and {1} the arm with; the path to a number; its
 # format)}: the lines
-Lines = dict[str, tuple[str, list, str]]
+Lines = dict[str, tuple[str, str, str]]
 
 
 def main(argv: list[str]) -> None:
@@ -156,10 +156,17 @@ def ends_of_trials(experiment: str, arm: str, rate: float) -> list[float]:
     return ends
 
 
-def values_of(rows: list[dict], contrast: str, path: list) -> list[float]:
+def path_of(text: str) -> list:
+    """The path of a claim, whose names have slashes between them here."""
+    names: list = text.split("/")
+    if names[0] in curves.METRICS:
+        names[-1] = float(names[-1])
+    return names
+
+
+def values_of(rows: list[dict], contrast: str, path: str) -> list[float]:
     """A contrast of each seed."""
-    found = stats.contrast(rows, weights_of(contrast), path)
-    return list(found.values())
+    return list(stats.contrast(rows, weights_of(contrast), path_of(path)).values())
 
 
 def mean_in_line(what: str) -> str:
@@ -167,14 +174,12 @@ def mean_in_line(what: str) -> str:
     if what.count(": ") != 2:
         words = "write EXPERIMENT: CONTRAST: the names that lead to a number, with spaces between"
         raise UserError(words)
-    experiment, contrast, path = what.split(": ")
-    names: list = path.split()
-    if names[0] in curves.METRICS:
-        names[1] = float(names[1])
-    values = values_of(compared(experiment), contrast, names)
+    experiment, contrast, words = what.split(": ")
+    path = words.replace(" ", "/")
+    values = values_of(compared(experiment), contrast, path)
     if not values:
         raise UserError("no seed has these numbers")
-    convert, form = claims.UNITS[claims.unit_of(names, weights_of(contrast))]
+    convert, form = claims.UNITS[claims.unit_of(path_of(path), weights_of(contrast))]
     low, high = stats.interval(values)
     text = f"{convert(fmean(values)):{form}}"
     return text if low is None else f"{text} ({convert(low):{form}} to {convert(high):{form}})"
@@ -221,7 +226,7 @@ def by_seed(experiment: str, columns: Lines) -> str:
     """A line per seed that has a number, and a column per contrast."""
     rows, lines = compared(experiment), {}
     for i, (contrast, path, form) in enumerate(columns.values(), 1):
-        found = stats.contrast(rows, weights_of(contrast), path)
+        found = stats.contrast(rows, weights_of(contrast), path_of(path))
         for seed, value in found.items():
             line = lines.setdefault(seed, [str(seed)] + ["-"] * len(columns))
             line[i] = f"{value:{form}}"
@@ -241,15 +246,15 @@ def tried_rates(experiment: str, arms: list[str], rates: list[float]) -> str:
 
 
 PARTS: Lines = {
-    "all of the text": ("{0} - {1}", ["val_loss"], "+.3f"),
-    "first eighth of a window": ("{0} - {1}", ["loss", "near"], "+.3f"),
-    "second half": ("{0} - {1}", ["loss", "far"], "+.3f"),
-    "behind 8 bytes that the window holds already": ("{0} - {1}", ["loss", "repeated"], "+.3f"),
-    "elsewhere": ("{0} - {1}", ["loss", "elsewhere"], "+.3f"),
+    "all of the text": ("{0} - {1}", "val_loss", "+.3f"),
+    "first eighth of a window": ("{0} - {1}", "loss/near", "+.3f"),
+    "second half": ("{0} - {1}", "loss/far", "+.3f"),
+    "behind 8 bytes that the window holds already": ("{0} - {1}", "loss/repeated", "+.3f"),
+    "elsewhere": ("{0} - {1}", "loss/elsewhere", "+.3f"),
 }
 LOSSES: Lines = {
-    "loss without": ("{0}", ["val_loss"], ".3f"),
-    "loss with": ("{1}", ["val_loss"], ".3f"),
+    "loss without": ("{0}", "val_loss", ".3f"),
+    "loss with": ("{1}", "val_loss", ".3f"),
 }
 
 
@@ -268,25 +273,24 @@ def worth_of_flops() -> str:
     rows = compared("one_harness")
     lines = [["more FLOPs a token"], ["worth, by the fall of the loss"], ["lower by"]]
     for none, sigmoid in FIVE.values():
-        flops = fmean(values_of(rows, f"{sigmoid} - {none}", ["log", "flops_per_token"]))
-        (rate,) = set(values_of(rows, none, ["config", "learning_rate"]))
+        flops = fmean(values_of(rows, f"{sigmoid} - {none}", "log/flops_per_token"))
+        (rate,) = set(values_of(rows, none, "config/learning_rate"))
         fall = fmean(ends_of_trials("one_harness", none, rate))
-        fall -= fmean(values_of(rows, none, ["val_loss"]))
+        fall -= fmean(values_of(rows, none, "val_loss"))
         lines[0].append(f"{math.exp(flops) - 1:.1%}")
         lines[1].append(f"{fall / math.log(6000 / 1500) * flops:.3f}")
-        lines[2].append(f"{fmean(values_of(rows, f'{none} - {sigmoid}', ['val_loss'])):+.3f}")
+        lines[2].append(f"{fmean(values_of(rows, f'{none} - {sigmoid}', 'val_loss')):+.3f}")
     return markdown(["", *FIVE], lines)
 
 
-IDLE, TRIGGER = ["meters", "kinds", "other"], ["meters", "kinds", "trigger"]
 OF_SINK: Lines = {
-    "weight on the first token": ("{0}", [*IDLE, "share"], ".0%"),
-    "effective sink": ("{0}", [*IDLE, "effective"], ".3f"),
-    "value norm": ("{0}", ["meters", "value_norm"], ".2f"),
-    "gate, idle": ("{0}", [*IDLE, "gate_mean", "readout"], ".2f"),
-    "gate at triggers": ("{0}", [*TRIGGER, "gate_mean", "readout"], ".2f"),
-    "gate on values, idle": ("{0}", [*IDLE, "gate_mean", "value"], ".2f"),
-    "... at triggers": ("{0}", [*TRIGGER, "gate_mean", "value"], ".2f"),
+    "weight on the first token": ("{0}", "meters/kinds/other/share", ".0%"),
+    "effective sink": ("{0}", "meters/kinds/other/effective", ".3f"),
+    "value norm": ("{0}", "meters/value_norm", ".2f"),
+    "gate, idle": ("{0}", "meters/kinds/other/gate_mean/readout", ".2f"),
+    "gate at triggers": ("{0}", "meters/kinds/trigger/gate_mean/readout", ".2f"),
+    "gate on values, idle": ("{0}", "meters/kinds/other/gate_mean/value", ".2f"),
+    "... at triggers": ("{0}", "meters/kinds/trigger/gate_mean/value", ".2f"),
 }
 
 
@@ -311,7 +315,7 @@ def states() -> str:
         line = [name, f"{size:,}"]
         for task in ("parity", "s3"):
             for arm in (mixer, f"{mixer} sigmoid"):
-                ends = values_of(compared(task), arm, ["scores", "whole", "slices", "64"])
+                ends = values_of(compared(task), arm, "scores/whole/slices/64")
                 solved = sum(end > 0.95 for end in ends)
                 line.append(f"{100 * fmean(ends):.0f}" + (f" ({solved})" if solved else ""))
         lines.append(line)
@@ -338,7 +342,7 @@ def state_sizes() -> str:
     return markdown(["accuracy, KiB", *kinds], lines)
 
 
-LOSS, INDUCTION = ["val_loss"], ["meters", "induction"]
+LOSS, INDUCTION = "val_loss", "meters/induction"
 TABLES: dict[str, Callable[[], str]] = {
     "horizon gains": partial(
         grid,
@@ -352,10 +356,10 @@ TABLES: dict[str, Callable[[], str]] = {
         LOSSES
         | PARTS
         | {
-            "values under 0.1": ("{1}", ["meters", "gate_below_0.1", "readout"], ".0%"),
-            "loss with these at zero": ("{1}", ["scores", "pruned", "loss"], ".4f"),
-            "loss with weights and inputs in 8 bits": ("{1}", ["scores", "8 bits", "loss"], ".4f"),
-            "... without the gate": ("{0}", ["scores", "8 bits", "loss"], ".4f"),
+            "values under 0.1": ("{1}", "meters/gate_below_0.1/readout", ".0%"),
+            "loss with these at zero": ("{1}", "scores/pruned/loss", ".4f"),
+            "loss with weights and inputs in 8 bits": ("{1}", "scores/8 bits/loss", ".4f"),
+            "... without the gate": ("{0}", "scores/8 bits/loss", ".4f"),
         },
     ),
     "horizon by seed": partial(
@@ -386,8 +390,8 @@ TABLES: dict[str, Callable[[], str]] = {
         LOSSES
         | PARTS
         | {
-            "ms a step": ("{1}", ["step_ms"], ".0f"),
-            "... without": ("{0}", ["step_ms"], ".0f"),
+            "ms a step": ("{1}", "step_ms", ".0f"),
+            "... without": ("{0}", "step_ms", ".0f"),
         },
     ),
     "rates of rivals": partial(
@@ -401,12 +405,12 @@ TABLES: dict[str, Callable[[], str]] = {
         "one_harness",
         FIVE,
         {
-            "rate without": ("{0}", ["config", "learning_rate"], "g"),
-            "rate with": ("{1}", ["config", "learning_rate"], "g"),
+            "rate without": ("{0}", "config/learning_rate", "g"),
+            "rate with": ("{1}", "config/learning_rate", "g"),
         }
         | LOSSES
         | PARTS
-        | {"lower at step 1,500, on 100,000 bytes, by": ("{0} - {1}", ["at", 1500], "+.3f")},
+        | {"lower at step 1,500, on 100,000 bytes, by": ("{0} - {1}", "at/1500", "+.3f")},
     ),
     "worth of FLOPs": worth_of_flops,
     "rates of softmax": partial(
@@ -459,10 +463,10 @@ TABLES: dict[str, Callable[[], str]] = {
             "merged": ("merged", "merged sigmoid"),
         },
         {
-            "no convolution: accuracy after 1,500 steps": ("{0}", ["accuracy"], ".1%"),
-            "... with a sigmoid gate": ("{1}", ["accuracy"], ".1%"),
-            "convolution of 4: accuracy": ("conv {0}", ["accuracy"], ".1%"),
-            "... with a sigmoid gate ": ("conv {1}", ["accuracy"], ".1%"),
+            "no convolution: accuracy after 1,500 steps": ("{0}", "accuracy", ".1%"),
+            "... with a sigmoid gate": ("{1}", "accuracy", ".1%"),
+            "convolution of 4: accuracy": ("conv {0}", "accuracy", ".1%"),
+            "... with a sigmoid gate ": ("conv {1}", "accuracy", ".1%"),
         },
     ),
 }

@@ -10,13 +10,12 @@ import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from base.files import one_line, read_json
 from configurator import UserError
 from keys import CLASS_OF, GPTConfig, keys_of_today
-from study import claims, curves, sinks, stats
+from study import claims, sinks, stats
 from study.drawing import (
     COLOURS,
     arm_looks,
@@ -70,32 +69,25 @@ def show(config, row: dict) -> str:
 
 
 def arms_table(config, rows: list[dict]) -> Table:
-    """A line per arm: every seed, the mean with its interval, with solved_above how many seeds
-    solved the task, and how soon, and the learning rate, where the rows name it."""
-    if config.metric == "accuracy":
-        title, form = "End accuracy, by seed", ".1%"
-    else:
+    """A line per arm: every seed, the mean with its interval, and the learning rate, where the rows
+    name it."""
+    title, form = "End accuracy, by seed", ".1%"
+    if config.metric == "val_loss":
         title, form = "Validation loss at the end (nats a token), by seed", ".4f"
-    solved_above = config.solved_above
-    header = ["arm", *map(str, config.seeds), "mean", "95% interval"]
-    header += ["solved", "steps to it"] if solved_above is not None else []
     cells = []
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        of_arm = [row for row in rows if row["arm"] == arm]
-        ends = {row["seed"]: number(row[config.metric]) for row in of_arm}
-        values = list(ends.values())
-        low, high = stats.interval(values)
-        line = [f"{ends[seed]:{form}}" if seed in ends else "not run" for seed in config.seeds]
-        line.append(f"{statistics.fmean(values):{form}}")
+        of_arm = {row["seed"]: row for row in rows if row["arm"] == arm}
+        ends = {seed: number(row[config.metric]) for seed, row in of_arm.items()}
+        line = [arm]
+        for seed in config.seeds:
+            line.append(f"{ends[seed]:{form}}" if seed in ends else "not run")
+        low, high = stats.interval(list(ends.values()))
+        line.append(f"{statistics.fmean(ends.values()):{form}}")
         line.append("-" if low is None else f"{low:{form}} to {high:{form}}")
-        if solved_above is not None:
-            steps = [curves.steps_to(row, solved_above) for row in of_arm]
-            reached = [step for step in steps if step is not None]
-            line.append(f"{sum(value > solved_above for value in values)}/{len(values)}")
-            line.append(f"{statistics.median(reached):,.0f}" if reached else "-")
-        rates = dict.fromkeys(row["config"].get("learning_rate", "-") for row in of_arm)
-        cells.append([arm, *line, ", ".join(map(str, rates))])
-    return Table(title, [*header, "rate"], cells)
+        rates = {str(row["config"].get("learning_rate", "-")): None for row in of_arm.values()}
+        cells.append([*line, ", ".join(rates)])
+    header = ["arm", *map(str, config.seeds), "mean", "95% interval", "rate"]
+    return Table(title, header, cells)
 
 
 def rates_table(config, choices: list[dict]) -> Table:
@@ -176,29 +168,27 @@ def curve_of(row: dict) -> list[tuple]:
 def gains(rows: list[dict]) -> dict[str, dict[str, list]]:
     """{part: {arm: [[(step, loss of its plain arm minus its own), ...] of each seed]}}, of the arms
     that have one."""
-    of_run: dict[
-        tuple, dict
-    ] = {}  # {(arm, seed): {part: {step: loss}}} behind the first evaluation
-    for row in rows:
-        parts: dict[str, dict] = {part: {} for part in PARTS}
-        if row["metric"] == "val_loss":
-            parts["all"] = {step: loss for step, loss in row["curve"] if step > 0}
-        for point in row.get("loss_curve", []):
-            for part in PARTS.keys() & point.keys():
-                if point["step"] > 0:
-                    parts[part][point["step"]] = point[part]
-        of_run[row["arm"], row["seed"]] = parts
+    by_run = {(row["arm"], row["seed"]): row for row in rows}
     plain, panels = plain_arms(rows), {}
     for part, title in PARTS.items():
-        for (arm, seed), parts in of_run.items():
-            before = of_run.get((plain.get(arm), seed), {}).get(part, {})
-            curve = []
-            for step, loss in parts[part].items():
+        for (arm, seed), row in by_run.items():
+            other = by_run.get((plain.get(arm), seed))
+            if other is None:
+                continue
+            before, curve = losses_of(other, part), []
+            for step, loss in losses_of(row, part).items():
                 if is_finite(loss) and is_finite(before.get(step)):
                     curve.append((step, before[step] - loss))
             if curve:
                 panels.setdefault(title, {}).setdefault(arm, []).append(curve)
     return panels
+
+
+def losses_of(row: dict, part: str) -> dict[int, float]:
+    """{step: loss of a part of the text}, without the first evaluation, which is far above."""
+    if part != "all":
+        return {at["step"]: at.get(part) for at in row.get("loss_curve", [])[1:]}
+    return dict(row["curve"][1:]) if row["metric"] == "val_loss" else {}
 
 
 def plain_arms(rows: list[dict]) -> dict[str, str]:
@@ -283,10 +273,9 @@ def has_run(one: dict) -> bool:
 
 
 def claims_figure(records: list[dict], path: Path) -> list[Path]:
-    """Draws a panel per unit, with the mean of each claim's contrast, its exact interval, bars at
-    its threshold or the ends of its band, and a dot for each seed. Where few seeds leave the exact
-    interval open, a thin line is Student's; what is exploratory has a hollow mark. Returns the
-    path, or none where no claim has run."""
+    """Draws a panel per unit, with the mean of each claim's contrast, its exact interval, unless few
+    seeds leave it open, bars at its threshold or the ends of its band, and a dot for each seed;
+    what is exploratory has a hollow mark. Returns the path, or none where no claim has run."""
     records = list(filter(has_run, records))
     panels = {unit: [one for one in records if one["unit"] == unit] for unit in claims.UNITS}
     panels = {unit: of_unit for unit, of_unit in panels.items() if of_unit}
@@ -299,7 +288,10 @@ def claims_figure(records: list[dict], path: Path) -> list[Path]:
     for axes, (unit, of_unit) in zip(grid.flat, panels.items(), strict=True):
         is_ratio = unit in (claims.RATIO, "ratio")
         axes.axvline(1.0 if is_ratio else 0.0, color="0.3", linewidth=1)  # no difference
-        claim_lines(axes, of_unit, is_ratio)
+        for i, one in enumerate(of_unit):
+            claim_line(axes, -i, one, is_ratio)
+        names = [one["name"] for one in of_unit]
+        axes.set_yticks(range(0, -len(names), -1), names, fontsize=8)
         axes.set(xlabel=unit, ylim=(-len(of_unit) + 0.2, 0.8))
         if unit == claims.RATIO:
             axes.set_xscale("log")
@@ -313,37 +305,19 @@ def claims_figure(records: list[dict], path: Path) -> list[Path]:
     return [write(figure, path)]
 
 
-def claim_lines(axes: plt.Axes, records: list[dict], is_ratio: bool) -> None:
-    """Draws the claims of a panel, one below the other. NaN, for what a claim has not, draws
-    nothing."""
-    names = ("estimate", "low", "high", "student_low", "student_high", "threshold", "within")
-    number_of = {name: np.array([one[name] for one in records], dtype=float) for name in names}
-    y = -np.arange(len(records))
-    axes.set_yticks(y, [one["name"] for one in records], fontsize=8)
-    is_open = np.isnan(number_of["low"]) | np.isnan(number_of["high"])
-    student = number_of["student_low"][is_open], number_of["student_high"][is_open]
-    label = "Student's interval, where few seeds leave the exact one open"
-    if np.isfinite(student[0]).any():
-        axes.hlines(y[is_open], *student, color="0.4", linewidth=1.2, label=label)
-    colours = [VERDICT_COLOURS[one["verdict"]] for one in records]
-    axes.hlines(y, number_of["low"], number_of["high"], colors=colours, linewidth=3)
-    for one, colour in zip(records, colours, strict=True):
-        axes.plot([], [], "o-", color=colour, label=one["verdict"])
-    band = number_of["within"]
-    ends = {
-        "threshold": number_of["threshold"],
-        "band": band,
-        "_band": 1 / band if is_ratio else -band,
-    }
-    for label, x in ends.items():
-        if np.isfinite(x).any():
-            colour = "black" if label == "threshold" else "0.4"
-            axes.plot(x, y, "|", color=colour, markersize=11, label=label)
-    for at, one in zip(y, records, strict=True):
-        seeds = list(one["seeds"].values())
-        axes.plot(seeds, [at] * len(seeds), ".", color="0.4", markersize=4, label="a seed")
-    hollow = [one["exploratory"] for one in records]
-    faces = np.where(hollow, "white", colours)
-    axes.scatter(number_of["estimate"], y, c=faces, edgecolors=colours, s=30, zorder=3)
-    if any(hollow):
-        axes.plot([], [], "o", color="0.4", markerfacecolor="white", label="mean, exploratory")
+def claim_line(axes: plt.Axes, y: int, one: dict, is_ratio: bool) -> None:
+    colour = VERDICT_COLOURS[one["verdict"]]
+    if None not in (one["low"], one["high"]):
+        axes.plot([one["low"], one["high"]], [y, y], color=colour, linewidth=3)
+    face, kind = (colour, one["verdict"])
+    if one["exploratory"]:
+        face, kind = "white", f"{one['verdict']} (exploratory)"
+    axes.plot(one["estimate"], y, "o", color=colour, markerfacecolor=face, label=kind)
+    bar = {"marker": "|", "linestyle": "", "markersize": 11}
+    if one["threshold"] is not None:
+        axes.plot(one["threshold"], y, color="black", label="threshold", **bar)
+    if one["within"] is not None:
+        other_end = 1 / one["within"] if is_ratio else -one["within"]
+        axes.plot([one["within"], other_end], [y, y], color="0.4", label="band", **bar)
+    seeds = list(one["seeds"].values())
+    axes.plot(seeds, [y] * len(seeds), ".", color="0.4", markersize=4, zorder=3, label="a seed")

@@ -13,7 +13,6 @@ rose above it); with one, where all arms are near 99%, the logarithm of the step
 
 name = "log_linear"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7]
-solved_above = 0.9
 arms = {
     "plain": {"short_conv": 0},
     "plain sigmoid": {"short_conv": 0, "gate": "elementwise"},

@@ -12,7 +12,6 @@ A pilot of one run each (3e-3) had agreed; Mamba-2 and Gated DeltaNet to 1 had 6
 
 name = "parity"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7]
-solved_above = 0.95
 mixers = ["softmax", "mamba2", "gated_deltanet", "deltaproduct"]
 variants = {
     "none": {},
