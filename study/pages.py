@@ -299,49 +299,6 @@ def sinks(experiment: str, arms: list[str]) -> str:
     return grid(experiment, columns, OF_SINK, cell=span, is_by_column=True)
 
 
-def states() -> str:
-    """Accuracy beyond the trained length, and how many seeds end over 95%."""
-    names = {
-        "softmax": "softmax (its cache)",
-        "mamba2": "Mamba-2",
-        "gated_deltanet": "Gated DeltaNet, beta to 1",
-        "gated_deltanet to 2": "Gated DeltaNet, beta to 2",
-        "deltaproduct": "DeltaProduct, two steps a token",
-        "monarch": "Monarch (three and two seeds)",
-    }
-    lines = []
-    for mixer, name in names.items():
-        (size,) = {row["state_bytes"] for row in compared("parity") if row["arm"] == mixer}
-        line = [name, f"{size:,}"]
-        for task in ("parity", "s3"):
-            for arm in (mixer, f"{mixer} sigmoid"):
-                ends = values_of(compared(task), arm, "scores/whole/slices/64")
-                solved = sum(end > 0.95 for end in ends)
-                line.append(f"{100 * fmean(ends):.0f}" + (f" ({solved})" if solved else ""))
-        lines.append(line)
-    return markdown(
-        ["", "bytes of state", "parity", "with a sigmoid gate", "S3", "with a sigmoid gate"], lines
-    )
-
-
-def state_sizes() -> str:
-    """Accuracy and KiB of state of one run each."""
-    names = {"softmax": "softmax", "cosformer": "cosFormer", "gla": "GLA", "mamba2": "Mamba-2"}
-    names |= {"gated_deltanet": "Gated DeltaNet", "deltanet": "DeltaNet", "kda": "KDA"}
-    kinds = {"heads of 4": "4", "of 8": "8", "of 16": "16", "of 8, with the gate": "sigmoid 8"}
-    kinds |= {"of 8, log-linear": "levels 8"}
-    by_arm = {row["arm"]: row for row in compared("state_size")}
-    lines = []
-    for mixer, name in names.items():
-        line = [name]
-        for kind in kinds.values():
-            row = by_arm.get(f"{mixer} {kind}")
-            cell = f"{row['accuracy']:.0%}, {row['state_bytes'] / 1024:.0f}" if row else "-"
-            line.append(cell)
-        lines.append(line)
-    return markdown(["accuracy, KiB", *kinds], lines)
-
-
 LOSS, INDUCTION = "val_loss", "meters/induction"
 TABLES: dict[str, Callable[[], str]] = {
     "horizon gains": partial(
@@ -452,8 +409,6 @@ TABLES: dict[str, Callable[[], str]] = {
             "window",
         ],
     ),
-    "states": states,
-    "state sizes": state_sizes,
     "log-linear": partial(
         grid,
         "log_linear",
