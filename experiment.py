@@ -147,9 +147,8 @@ class ExperimentConfig:
         choosing = self.arms.keys() - self.rate_of.keys()
         check_named("scores_of", self.scores_of, self.scores)
         check_named("scores_of", itertools.chain(*self.scores_of.values()), self.arms)
-        check_named("seeds_of", self.seeds_of, self.arms)
-        check_named("first_arms", self.first_arms, self.arms)
-        check_named("rate_of", self.rate_of, self.arms)
+        for label in ("seeds_of", "first_arms", "rate_of"):
+            check_named(label, getattr(self, label), self.arms)
         check_named("rate_of", self.rate_of.values(), sorted(choosing))
         for arm, seeds in self.seeds_of.items():
             words = f"seeds_of: {arm}: has none of seeds={self.seeds}"

@@ -10,7 +10,6 @@ import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import MaxNLocator
 
 from base.files import one_line, read_json
 from configurator import UserError
@@ -135,19 +134,13 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     Returns the path."""
     is_accuracy = rows[0]["metric"] == "accuracy"
     panels: dict = {}
-    values = []
     for row in rows:
-        curve = curve_of(row)
-        panels.setdefault(mixer_of(row), {}).setdefault(variant_of(row), []).append(curve)
-        values += [value for _, value in curve[1:] if is_finite(value)]
-    low, high = min(values, default=0), max(values, default=0)
+        arms = panels.setdefault(mixer_of(row), {})
+        arms.setdefault(variant_of(row), []).append(curve_of(row))
 
     def finish(axes, title):
         if is_accuracy:
             axes.set(ylim=(0, 100))
-        elif high > low:  # the first evaluation is far above
-            margin = 0.04 * (high - low)
-            axes.set(ylim=(low - margin, high + margin))
 
     label = "accuracy at the queries (%)" if is_accuracy else "validation loss (nats a token)"
     size = (7, 4.2) if len(panels) == 1 else (3.2, 2.7)
@@ -156,12 +149,14 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
 
 
 def curve_of(row: dict) -> list[tuple]:
-    """[(step, the metric)], accuracy in per cent; NaN where it was not finite, and behind the end
-    of such a run."""
-    scale = 100 if row["metric"] == "accuracy" else 1
-    curve = [(step, scale * number(value)) for step, value in row["curve"]]
-    if not row["finite"]:
-        curve.append((curve[-1][0] + 1, math.nan))
+    """[(step, the metric)]: accuracy in per cent, or the loss behind the first evaluation, which is
+    far above; NaN where it was not finite, and behind the end of such a run."""
+    if row["metric"] == "accuracy":
+        curve = [(step, 100 * number(value)) for step, value in row["curve"]]
+    else:
+        curve = [(step, number(value)) for step, value in row["curve"][1:]]
+    if not row["finite"] or not curve:
+        curve.append((row["curve"][-1][0] + 1, math.nan))
     return curve
 
 
@@ -295,11 +290,7 @@ def claims_figure(records: list[dict], path: Path) -> list[Path]:
         axes.set(xlabel=unit, ylim=(-len(of_unit) + 0.2, 0.8))
         if unit == claims.RATIO:
             axes.set_xscale("log")
-            low, high = axes.get_xlim()
-            is_narrow = high / low < 10
-            plain_ticks(axes.xaxis, (1, 1.2, 1.5, 2, 3, 5, 7, 8, 9) if is_narrow else (1, 2, 5))
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(7))
+            plain_ticks(axes.xaxis, (1, 1.5, 2, 3, 5))
         dress(axes)
     legend_of(figure, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
     return [write(figure, path)]

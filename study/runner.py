@@ -147,9 +147,9 @@ def work(config, out_dir: Path) -> None:
                 if not plan.lacking and not running:
                     return
                 for run in plan.lacking:
-                    held = None
-                    if len(running) < jobs and is_ready(run, plan, out_dir):
-                        held = take(run, out_dir)
+                    if len(running) == jobs:
+                        break
+                    held = take(run, out_dir) if is_ready(run, plan, out_dir) else None
                     if held is not None:
                         gpu = min(gpus, key=[job.gpu for job in running].count, default=None)
                         rest = carry_out(config, run, out_dir, threads, gpu, held)
