@@ -111,9 +111,10 @@ class ExperimentConfig:
                 wrong = wrong_field(entry, rule, name)
                 refuse(wrong, f"{kind}: {wrong}")
         self.arms, self.claims = all_arms(self), all_claims(self)
-        self.seeds_of = {
-            arm: seeds for name, seeds in self.seeds_of.items() for arm in arms_named(self, [name])
-        }
+        seeds_of = {}
+        for name, seeds in self.seeds_of.items():
+            seeds_of |= dict.fromkeys(arms_named(self, [name]), seeds)
+        self.seeds_of = seeds_of
         self.first_arms = arms_named(self, self.first_arms)
         self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
         refuse(not self.arms, "arms={}: nothing to run; name a file of config/experiments/")

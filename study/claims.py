@@ -33,8 +33,7 @@ SHARES = {
 }
 NATS, AS_IT_IS = "nats a token", "as in the rows"
 UNIT_OF = {
-    "accuracy": "points", "slices": "points", "val_loss": NATS, "loss": NATS, "perplexity": AS_IT_IS,
-    "word_perplexity": AS_IT_IS, "bits_per_byte": AS_IT_IS, "log_steps": RATIO, "lost": "points",
+    "accuracy": "points", "slices": "points", "val_loss": NATS, "loss": NATS, "log_steps": RATIO, "lost": "points",
 }  # fmt: skip
 UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
     "of the residual stream": (lambda x: x, "+.3f"), NATS: (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),
@@ -57,8 +56,8 @@ def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
 def questions(config) -> list[dict]:
     """[{claim, of, unit, rule, weights, seeds, exploratory, family, tests}] of each claim; rule:
     the claim. All claims that are declared are one family, and all exploratory ones another, but
-    for those that name a smaller one. tests: what it asks, [("above" or "within", sides, smallest p
-    after Holm, size of the family)]."""
+    for those that name a smaller one. tests: [(name and sides as in stats.tests_of, smallest p after
+    Holm, size of the family)]."""
     asked, families = [], {}
     for name, rule in config.claims.items():
         weights, path = rule["contrast"], rule.get("of", [config.metric])
@@ -76,16 +75,11 @@ def questions(config) -> list[dict]:
         }
         asked.append(question)
         tests = families.setdefault(question["family"], [])
-        if "in" in rule:
-            continue
-        if stats.threshold_of(rule) is not None:
-            tests.append((question, "above", rule.get("sides", 2)))
-        if "within" in rule:
-            tests.append((question, "within", 1))
+        tests += [(question, name, sides) for name, sides in stats.tests_of(rule)]
     for family in families.values():
         least = [stats.smallest_p(len(question["seeds"]), sides) for question, _, sides in family]
-        for (question, kind, sides), p in zip(family, stats.holm(least), strict=True):
-            question["tests"].append((kind, sides, p, len(family)))
+        for (question, test, sides), p in zip(family, stats.holm(least), strict=True):
+            question["tests"].append((test, sides, p, len(family)))
     return asked
 
 
@@ -110,7 +104,8 @@ def reach_table(config, rows: list[dict]) -> Table | None:
     lines = []
     for question in questions(config):
         name = question["claim"] + " (exploratory)" * question["exploratory"]
-        for kind, sides, p, size in question["tests"]:
+        for test, sides, p, size in question["tests"]:
+            kind = "within" if test == "p_within" else "above"
             sees = effect_seen(config, question, kind, stats.LEVEL / size / sides, rows)
             n = str(len(question["seeds"]))
             lines.append([name, kind, n, f"{p:.2g}", str(size), *sees])
@@ -171,7 +166,10 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
         can_be_supported = any(p < stats.LEVEL for _, _, p, _ in result["tests"])
         if result["verdict"] == "inconclusive" and not can_be_supported:
             result["verdict"] = stats.UNDECIDABLE
-        arms = {arm: [row for row in rows if row["arm"] == arm] for arm in result["weights"]}
+        arms: dict[str, list] = {arm: [] for arm in result["weights"]}
+        for row in rows:
+            if row["arm"] in arms:
+                arms[row["arm"]].append(row)
         looks = undeclared_looks(arms, result)
         result["exploratory"] |= bool(looks)
         flags += looks + only_in_its_family(result)
@@ -190,11 +188,10 @@ def correct_over_all(judged: list[dict]) -> None:
     """Adds "p_all", the smallest p of a claim after Holm's correction over all confirmatory tests
     of the experiment, and "n_all", their number. A test that has not run counts, with p = 1.
     Exploratory claims get neither."""
-    names = {"above": "p", "within": "p_within"}
     tests = []
     for result in judged:
         if not result["exploratory"]:
-            tests += [(result, result.get(names[kind], 1.0)) for kind, *_ in result["tests"]]
+            tests += [(result, result.get(test, 1.0)) for test, *_ in result["tests"]]
     corrected = stats.holm([p for _, p in tests])
     for (result, _), p in zip(tests, corrected, strict=True):
         if result["verdict"] != "not run":
@@ -237,17 +234,19 @@ def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
     do not hold them.
     """
     seeds = set(question["seeds"])
-    planned = []
+    planned, ever = [], []
     for of_arm in arms.values():
-        planned.append([set(row.get("planned_seeds", seeds)) for row in of_arm])
+        plans = [set(row.get("planned_seeds", seeds)) for row in of_arm]
+        ever.append(set().union(*plans))
+        planned += plans
     words = []
     if question["missing"]:
         missing = ", ".join(map(str, question["missing"]))
         words.append(f"a look before all seeds have run, without {missing}")
-    ever = [set().union(*plans) for plans in planned]
-    if left_out := sorted(set.intersection(*ever) - seeds):
+    left_out = sorted(set.intersection(*ever) - seeds)
+    if left_out:
         words.append(f"seeds {', '.join(map(str, left_out))} were planned and are left out")
-    first = min(len(plan & seeds) for plan in itertools.chain(*planned))
+    first = min(len(plan & seeds) for plan in planned)
     if first < len(seeds):
         words.append(
             f"seeds were added to the {first} that were planned at first, without a declared look"
@@ -264,20 +263,22 @@ def modes_of(rows: list[dict], question: dict) -> dict | None:
     values, unit = {"the contrast": list(by_seed.values())}, question["unit"]
     if len(weights) < 3:
         unit = unit_of(path, {"an arm": 1.0})
-        of_arms = {arm: stats.contrast(rows, {arm: 1.0}, path) for arm in weights}
-        values = {arm: [of_arm[seed] for seed in by_seed] for arm, of_arm in of_arms.items()}
+        values = {}
+        for arm in weights:
+            of_arm = stats.contrast(rows, {arm: 1.0}, path)
+            values[arm] = [of_arm[seed] for seed in by_seed]
     split = stats.two_modes(list(values.values()))
     if split is None:
         return None
-    is_over = {name: [value > split for value in of_name] for name, of_name in values.items()}
+    is_over, over = [], {}
+    for name, of_name in values.items():
+        is_over.append([value > split for value in of_name])
+        over[name] = sum(is_over[-1])
     is_a_difference = len(weights) == 2 and math.prod(weights.values()) < 0
+    p = stats.sign_test(*is_over) if is_a_difference else None
     convert, form = UNITS[unit]
-    return {
-        "split": f"{convert(split):{form}}".lstrip("+") + f" {unit}",
-        "over": {name: sum(of_name) for name, of_name in is_over.items()},
-        "n": len(by_seed),
-        "p": stats.sign_test(*is_over.values()) if is_a_difference else None,
-    }
+    shown = f"{convert(split):{form}}".lstrip("+")
+    return {"split": f"{shown} {unit}", "over": over, "n": len(by_seed), "p": p}
 
 
 def mean_of_two_modes(modes: dict | None) -> list[str]:

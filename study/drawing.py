@@ -94,7 +94,7 @@ def curve_panels(
 
 def draw_curves(axes: plt.Axes, curves: list[list[tuple]], label: str, look: dict) -> None:
     """The curves of the seeds of an arm, their mean, and its band."""
-    steps = sorted({step for curve in curves for step, _ in curve})
+    steps = sorted({step for step, _ in itertools.chain(*curves)})
     by_seed = []
     for curve in curves:
         axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **look)

@@ -32,7 +32,9 @@ class Plan:
         by_text = {text_of(row): row for row in rows}
         self.choices = choose_rates(config, rows)
         self.compared = runs_of(config, rates_of(config, self.choices))
-        self.runs = [run for choice in self.choices for run in choice["runs"]]
+        self.runs = []
+        for choice in self.choices:
+            self.runs += choice["runs"]
         self.runs += self.compared
         known = {text_of(run): run for run in self.runs}
         self.lacking = [run for text, run in known.items() if text not in by_text]

@@ -271,9 +271,11 @@ def claims_figure(records: list[dict], path: Path) -> list[Path]:
     """Draws a panel per unit, with the mean of each claim's contrast, its exact interval, unless few
     seeds leave it open, bars at its threshold or the ends of its band, and a dot for each seed;
     what is exploratory has a hollow mark. Returns the path, or none where no claim has run."""
-    records = list(filter(has_run, records))
-    panels = {unit: [one for one in records if one["unit"] == unit] for unit in claims.UNITS}
-    panels = {unit: of_unit for unit, of_unit in panels.items() if of_unit}
+    panels = {}
+    for unit in claims.UNITS:
+        of_unit = [one for one in records if has_run(one) and one["unit"] == unit]
+        if of_unit:
+            panels[unit] = of_unit
     if not panels:
         return []
     heights = [0.7 + 0.22 * len(of_unit) for of_unit in panels.values()]
@@ -304,7 +306,7 @@ def claim_line(axes: plt.Axes, y: int, one: dict, is_ratio: bool) -> None:
     if one["exploratory"]:
         face, kind = "white", f"{one['verdict']} (exploratory)"
     axes.plot(one["estimate"], y, "o", color=colour, markerfacecolor=face, label=kind)
-    bar = {"marker": "|", "linestyle": "", "markersize": 11}
+    bar: dict = {"marker": "|", "linestyle": "", "markersize": 11}
     if one["threshold"] is not None:
         axes.plot(one["threshold"], y, color="black", label="threshold", **bar)
     if one["within"] is not None:

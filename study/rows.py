@@ -51,7 +51,8 @@ def read_rows(folder: Path) -> list[dict]:
     a wrong field."""
     rows: dict[str, dict] = {}
     for number, row in enumerate(read_jsonl(folder / "rows.jsonl"), 1):
-        if wrong := wrong_row(row):
+        wrong = wrong_row(row)
+        if wrong:
             raise UserError(f"{folder / 'rows.jsonl'} line {number}: {wrong}")
         name = text_of(row)
         if name not in rows or row.get("ended", 0) > rows[name].get("ended", 0):

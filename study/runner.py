@@ -70,9 +70,11 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
         with signals_to(stop):
             work(config, out_dir)
         plan = Plan(config, read_rows(out_dir))
-    if lacking := len(plan.compared) - len(plan.shown):
+    lacking = len(plan.compared) - len(plan.shown)
+    if lacking:
         print(f"{lacking} of {len(plan.compared)} runs have no row yet")
-    if hidden := sum("purpose" not in row for row in plan.others):
+    hidden = sum("purpose" not in row for row in plan.others)
+    if hidden:
         words = "they have other keys, or wait for a learning rate that is not chosen yet"
         print(f"{hidden} rows are not shown: {words}")
     if plan.unscored:
@@ -208,11 +210,12 @@ def gpus_of(config) -> list[str]:
     machine, or as many as --dry_run plans for; none for runs on the CPU. Raises UserError if one
     run needs more."""
     each = config.processes_per_run
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if config.dry_run and config.gpus:
         names = list(map(str, range(config.gpus)))
     elif pick_device(config.base.get("device", "auto")) != "cuda":
         return []
-    elif visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+    elif visible:
         names = visible.split(",")
     else:
         names = list(map(str, range(torch.cuda.device_count())))

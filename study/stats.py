@@ -115,12 +115,7 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
     judged = [numbers_of(values, claim) for values, claim in asked]
     family = []
     for (_, claim), result in zip(asked, judged, strict=True):
-        if "in" in claim:
-            continue
-        if result["threshold"] is not None:
-            family.append((result, "p", result["sides"]))
-        if "within" in claim:
-            family.append((result, "p_within", 1))
+        family += [(result, name, sides) for name, sides in tests_of(claim)]
     corrected = holm([result.get(name, 1.0) for result, name, _ in family])
     for (result, name, sides), p in zip(family, corrected, strict=True):
         if name not in result:
@@ -168,6 +163,14 @@ def numbers_of(values: Sequence[float], claim: dict) -> dict:
 def threshold_of(claim: dict) -> float | None:
     """What a claim's mean is to be above, or other than; None if it is only to be within a band."""
     return claim.get("above", claim.get("other_than"))
+
+
+def tests_of(claim: dict) -> list[tuple[str, int]]:
+    """[("p" of the threshold or "p_within" of the band, sides)] of a claim; a count has no test."""
+    if "in" in claim:
+        return []
+    of_threshold = [("p", claim.get("sides", 2))] * (threshold_of(claim) is not None)
+    return of_threshold + [("p_within", 1)] * ("within" in claim)
 
 
 def verdict(values: Sequence[float], result: dict, either_way: bool) -> str:
