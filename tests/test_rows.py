@@ -26,13 +26,13 @@ def test_a_dry_run_lists_what_is_left_and_its_hours_by_the_rows():
     config = listed(jobs=1)
     rows = rows_of(config)[:2]
     first, _, text = experiment.estimate(config, rows).splitlines()
-    assert first.split() == ["none-seed1", "1,800", "s"]
+    assert first.split() == ["none-seed1"]
     assert text == f"2 of 4 runs to do: about {2 * 1800 / 3600:.1f} hours, 1 at a time, 1 processes each"
 
 
 def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     asked = {"it helps": {"contrast": "gated - none", "above": 0.05}}
-    config = listed(seeds=list(range(8)), claims=asked, solved_above=0.75, run=False)
+    config = listed(seeds=list(range(8)), claims=asked, run=False)
     rows = rows_of(config, lambda run: {"none": 0.5, "gated": 0.8}[run["arm"]] + run["seed"] / 1000)
     write_rows(tmp_path, rows)
     judged = claims.judge_claims(config, experiment.run_all(config, tmp_path))
@@ -46,7 +46,7 @@ def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     assert str(report.arms_table(config, rows)) in html.unescape((tmp_path / "report.html").read_text())
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
     low, high = stats.interval([0.8 + seed / 1000 for seed in range(8)])
-    assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "8/8", "100", "-"]
+    assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "-"]
 
 
 CONFIGS = sorted((ROOT / "config" / "experiments").glob("*.py"))
