@@ -12,9 +12,9 @@ selection_seeds each arm's learning rate is chosen on those, and the seeds are r
 (study/plan.py).
 
 out_dir gets rows.jsonl (one object per finished run), the figures, report.html and a folder per
-run; started again, it keeps the rows it has, continues the runs that were stopped, and computes the
-scores that a finished run lacks. SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 stop the runs, each of which
-saves first; the status is then 128 and the signal's number.
+run; started again, it keeps the rows it has, and continues the runs that were stopped. SIGTERM,
+Ctrl-C, SIGHUP and SIGUSR1 stop the runs, each of which saves first; the status is then 128 and the
+signal's number.
 
 base and data given on the command line, or beside an include, are added to those of the file:
 --base='{"n_layer": 4}' changes one key. Every other key takes the place of the file's.
@@ -67,11 +67,6 @@ class ExperimentConfig:
     pool_rates: bool = key(
         False, "true: a mixer's arms share their mean's best rate, but for a clearly better one"
     )
-    rate_noise: str = key(
-        "pooled",
-        "pooled: of all runs of a mixer that choose rates; pairs: of each two rates",
-        choices=("pooled", "pairs"),
-    )
     widen_rates: bool = key(
         True, "a choice at the edge of the rates tries the next one beyond (false: it does not)"
     )
@@ -82,9 +77,6 @@ class ExperimentConfig:
     )
     scores: dict = key({}, "{name: keys of evaluate.py}: how each finished run is scored besides")
     scores_of: dict = key({}, "{score: the only arms that are scored so}")
-    solved_above: float | None = key(
-        None, "a run with a higher accuracy has solved the task; the table counts them"
-    )
     claim_base: dict = key({}, "keys of every claim, unless it has others in their place")
     claims: dict = key(
         {},
@@ -97,7 +89,7 @@ class ExperimentConfig:
     dry_run: bool = key(False, "show the list, with hours where they are known, and do nothing")
     out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it")
     overwrite: bool = key(
-        False, "true: take an out_dir that holds files which are none of an experiment"
+        False, "true: take an out_dir that holds other files, and replace data of other keys in it"
     )
     jobs: int = key(
         0, "runs at a time (0: as many as the GPUs, or the cores, can hold)", at_least=0
@@ -114,218 +106,137 @@ class ExperimentConfig:
 
     def __post_init__(self):
         configurator.check(self)
-        self.claims = {
-            name: with_base(self.claim_base, claim) if isinstance(claim, dict) else claim
-            for name, claim in self.claims.items()
-        }
-        self.claim_base = {}
         for kind, rule in ENTRIES.items():
             for name, entry in getattr(self, kind).items():
-                if wrong := wrong_field(entry, rule):
-                    raise UserError(f"{kind}: {name}: {wrong}")
-        self.check_paths()
+                wrong = wrong_field(entry, rule, name)
+                refuse(wrong, f"{kind}: {wrong}")
         self.arms, self.claims = all_arms(self), all_claims(self)
-        self.seeds_of = {
-            arm: seeds for name, seeds in self.seeds_of.items() for arm in arms_named(self, [name])
-        }
+        seeds_of = {}
+        for name, seeds in self.seeds_of.items():
+            seeds_of |= dict.fromkeys(arms_named(self, [name]), seeds)
+        self.seeds_of = seeds_of
         self.first_arms = arms_named(self, self.first_arms)
         self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
+        refuse(not self.arms, "arms={}: nothing to run; name a file of config/experiments/")
+        refuse(not self.seeds, "seeds=[]: nothing to run; add one at least, as in seeds = [0, 1]")
         rates, seeds = self.learning_rates, self.selection_seeds
-        refuse(
-            {
-                "arms={}: there is nothing to run; name a file of config/experiments/, or add arms": not self.arms,
-                "seeds=[]: there is nothing to run; add one at least, as in seeds = [0, 1, 2]": not self.seeds,
-                **self.wrong_branches(),
-                "solved_above: is about accuracy, which is not the metric": self.solved_above
-                and self.metric != "accuracy",
-                "rate_of: without selection_seeds no rate is chosen": self.rate_of and not seeds,
-                "learning_rates, selection_seeds: give both, or none": bool(rates) != bool(seeds),
-                f"selection_seeds={seeds}: names a seed twice": len(set(seeds)) < len(seeds),
-                f"seeds={self.seeds}: names a seed twice": len(set(self.seeds)) < len(self.seeds),
-                f"selection_seeds={seeds}: the comparison uses some of them, too": set(seeds)
-                & set(self.seeds),
-            }
+        refuse(bool(rates) != bool(seeds), "learning_rates, selection_seeds: give both, or none")
+        every = seeds + self.seeds
+        words = (
+            "seeds, selection_seeds: name each seed once; those that choose rates are not compared"
         )
-        configurator.build(TrainConfig, self.selection_base, source="selection_base")
-        for name, keys in self.scores.items():
-            configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
+        refuse(len(set(every)) < len(every), words)
         scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
         configurator.check_choice("prepare", self.prepare, scripts)
-        self.check_names_of_arms()
+        self.check_names()
         self.check_runs()
+        for arm, branch in self.branches.items():
+            with about(f"branches: {arm}"):
+                self.check_branch(arm, **branch)
         for name, claim in self.claims.items():
-            self.check_claim(name, claim)
+            with about(f"claims: {name}"):
+                self.check_claim(claim)
         claims.check_reach(self)
 
-    def check_paths(self) -> None:
-        """Raises UserError for a name or a key that could lead out of out_dir: runs' folders and
-        scores' files bear the names of arms and scores."""
-        kinds = ("arms", "variants", "scores")
-        named = [
-            (f"{kind}: ", name, keys)
-            for kind in kinds
-            for name, keys in getattr(self, kind).items()
-        ]
-        named += [
-            ("name: ", self.name, {}),
-            ("", "base", self.base),
-            ("", "selection_base", self.selection_base),
-        ]
-        for kind, name, keys in named:
-            is_text = isinstance(name, str) and name.isprintable() and bool(name.strip())
-            if not is_text or name[0] == "." or {"/", "\\"} & set(name) or len(name.encode()) > 80:
-                words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin with no dot"
-                raise UserError(f"{kind}{show(name)}: {words}")
-            if taken := sorted(OURS[kind == "scores: "] & keys.keys()):
-                raise UserError(
-                    f"{kind}{name}: {taken[0]}: the experiment sets it, so that files stay in out_dir"
-                )
-
-    def check_names_of_arms(self) -> None:
-        """Raises UserError where a dict names an arm or a score that the experiment does not
-        have."""
-        choosing = [arm for arm in self.arms if arm not in self.rate_of]
-        check_named("scores_of", self.scores_of, self.scores, "scores")
-        for label, names, arms in [
-            ("seeds_of", self.seeds_of, self.arms),
-            ("first_arms", self.first_arms, self.arms),
-            *((f"scores_of: {score}", arms, self.arms) for score, arms in self.scores_of.items()),
-            ("rate_of", self.rate_of, self.arms),
-            *((f"rate_of: {arm}", [other], choosing) for arm, other in self.rate_of.items()),
-        ]:
-            check_named(label, names, arms, "such arms")
-        few = {
-            f"seeds_of: {arm}: has none of seeds={self.seeds}": of_arm
-            for arm, of_arm in self.seeds_of.items()
-        }
-        refuse({words: not {*of_arm} & {*self.seeds} for words, of_arm in few.items()})
-
-    def wrong_branches(self) -> dict[str, bool]:
-        """{what is wrong with a branch: whether it is}, of arms that are known."""
-        cases = {}
-        for arm, branch in self.branches.items():
-            label, parent, step = f"branches: {arm}", branch["of"], branch["at"]
-            check_named(label, [arm, parent], self.arms, "such arms")
-            keys = configurator.build(
-                TrainConfig, self.base | self.arms[parent], source=f"arm {parent!r}"
-            )
-            own = configurator.build(TrainConfig, self.base | self.arms[arm], source=f"arm {arm!r}")
-            kept = keys.keep_interval
-            is_kept = kept is not None and step % kept == 0 and step <= keys.max_iters
-            seeds, of_parent = (self.seeds_of.get(name, self.seeds) for name in (arm, parent))
-            cases |= {
-                f"{label}: {parent!r} keeps no checkpoint of step {step}: give it a keep_interval": not is_kept,
-                f"{label}: has max_iters={own.max_iters}, and begins at step {step}": own.max_iters
-                <= step,
-                f"{label}: has seeds that {parent!r} has not": bool(set(seeds) - set(of_parent)),
-                f"{label}: takes the rate of {parent!r}: add it to rate_of": bool(
-                    self.selection_seeds
-                    and self.rate_of.get(arm, arm) != self.rate_of.get(parent, parent)
-                ),
-            }
-        return cases
+    def check_names(self) -> None:
+        """Raises UserError for a name that could lead out of out_dir, since runs' folders and
+        scores' files bear the names of arms and scores, and for one of no arm or score."""
+        words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin with no dot"
+        for name in [self.name, *self.arms, *self.scores]:
+            is_right = FILE_NAME.fullmatch(name) and name.isprintable() and len(name.encode()) <= 80
+            refuse(not is_right, f"name, arms, scores: {show(name)}: {words}")
+        choosing = self.arms.keys() - self.rate_of.keys()
+        check_named("scores_of", self.scores_of, self.scores)
+        check_named("scores_of", itertools.chain(*self.scores_of.values()), self.arms)
+        for label in ("seeds_of", "first_arms", "rate_of"):
+            check_named(label, getattr(self, label), self.arms)
+        check_named("rate_of", self.rate_of.values(), sorted(choosing))
+        for arm, seeds in self.seeds_of.items():
+            words = f"seeds_of: {arm}: has none of seeds={self.seeds}"
+            refuse(not set(seeds) & set(self.seeds), words)
 
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
-        for run in {run["arm"]: run for run in runs_of(self)}.values():
-            arm, steps = (
-                f"arm {run['arm']!r}",
-                self.selection_iters * (run["arm"] not in self.rate_of),
-            )
-            keys = configurator.build(TrainConfig, run["config"], source=arm)
-            words = f"{arm}: selection_iters={steps}: must be at most max_iters={keys.max_iters}"
-            is_timed = f"{arm}: dtype=auto is timed anew in each run: add dtype to base"
-            refuse({words: steps > keys.max_iters, is_timed: keys.dtype == "auto"})
-            configurator.build(script_of(self.prepare).Config, run["data"], source="data")
+        configurator.build(TrainConfig, self.selection_base, source="selection_base")
+        configurator.build(script_of(self.prepare).Config, self.data, source="data")
+        for name, keys in self.scores.items():
+            configurator.build(EvaluateConfig, keys, source=f"score {name!r}")
+        for arm in self.arms:
+            keys = self.keys_of(arm)
+            with about(f"arm {arm!r}"):
+                refuse(
+                    keys.dtype == "auto", "dtype=auto is timed anew in each run: add dtype to base"
+                )
+                is_wrong = self.selection_iters > keys.max_iters and arm not in self.rate_of
+                refuse(is_wrong, f"selection_iters: must be at most max_iters={keys.max_iters}")
 
-    def check_claim(self, name: str, claim: dict) -> None:
+    def keys_of(self, arm: str):
+        """The keys of train.py that an arm has."""
+        return configurator.build(TrainConfig, self.base | self.arms[arm], source=f"arm {arm!r}")
+
+    def check_branch(self, arm: str, of: str, at: int, **more) -> None:
+        """Raises UserError for a branch from a checkpoint that the other arm does not keep."""
+        check_named("of", [arm, of], self.arms)
+        keys = self.keys_of(of)
+        is_kept = keys.keep_interval and at % keys.keep_interval == 0 and at <= keys.max_iters
+        refuse(not is_kept, f"{of!r} keeps no checkpoint of step {at}: give it a keep_interval")
+
+    def check_claim(self, claim: dict) -> None:
         """Raises UserError for a claim whose parts contradict each other, or that names what the
         experiment lacks."""
-        label, path, given = f"claims: {name}", claim.get("of", [self.metric]), claim.keys()
-        check_named(label, given, [part.rstrip("?") for part in ENTRIES["claims"]], "parts")
-        check_named(label, claim["contrast"], self.arms, "arms")
-        n_seeds, numbers = (
-            len(claims.seeds_of_claim(self, claim["contrast"])),
-            ("above", "other_than", "within"),
-        )
-        names = [part for part in path if type(part) is str]
-        in_row = path[path[:1] == ["log"] :]
-        is_part = path[1:-1] in ([], *([part] for part in OF_LOSS))
-        is_of_curve = is_part and names == path[:-1] and type(path[-1]) in (int, float)
-        wrong = wrong_path(in_row) if names == path else None
-        is_of_row = names == path and in_row and wrong is None
-        is_path = is_of_curve if curves.METRICS.keys() & names[:1] else is_of_row
-        refuse(
-            {
-                f"{label}: must have above, other_than or within": not {*numbers} & given,
-                f"{label}: other_than has two sides, and no above": "other_than" in given
-                and {"above", "sides"} & given,
-                f"{label}: a count (in) has above, and no sides, within or family: it is no test": (
-                    "in" in given
-                    and ("above" not in given or {"sides", "within", "family"} & given)
-                ),
-                f"{label}: family={show(claim.get('family'))}: say in "
-                "family_reason why it is corrected for less than all claims of the experiment, or leave "
-                "family out (docs/experiments.md, Claims)": (
-                    "family" in given and "family_reason" not in given
-                ),
-                f"{label}: family_reason: is the reason of a family, and the claim names none": (
-                    "family_reason" in given and "family" not in given
-                ),
-                f"{label}: of={show(path)}: must be names that lead to a number in a row, or as ['lost', 0.9]"
-                + f" ({wrong})" * bool(wrong): not is_path,
-                f"{label}: in={claim.get('in')}: is more than the seeds of its arms": claim.get(
-                    "in", 0
-                )
-                > n_seeds,
-            }
-        )
-        if path[0] in ("log", "log_steps") and (
-            far := [claim[n] for n in numbers if abs(claim.get(n, 0)) > 50]
-        ):
-            raise UserError(
-                f"{label}: {far[0]}: of={show(path)} is a logarithm; that of 1,000 steps is 6.908"
-            )
-        arms_of = {name: set(self.scores_of.get(name, self.arms)) for name in self.scores}
-        scores = [name for name, arms in arms_of.items() if claim["contrast"].keys() <= arms]
-        check_named(
-            f"{label}: of",
-            in_row[1:2] if in_row[0] == "scores" else [],
-            scores,
-            "score of all these arms",
-        )
+        check_named("contrast", claim["contrast"], self.arms)
+        path = claim.get("of", [self.metric])
+        is_right = all(type(name) is str for name in path)
+        if str(path[0]) in curves.METRICS:
+            is_right = path[1:-1] in PARTS and type(path[-1]) in (int, float)
+        words = "must be names that lead to a number in a row, or as ['lost', 0.9]"
+        refuse(not is_right, f"of={show(path)}: {words}")
+        given = claim.keys()
+        is_wrong = not {"above", "other_than", "within"} & given
+        refuse(is_wrong, "must have above, other_than or within")
+        is_wrong = "other_than" in given and {"above", "sides"} & given
+        refuse(is_wrong, "other_than has two sides, and no above")
+        is_wrong = {"sides", "within", "family"} & given or "above" not in given
+        words = "a count (in) has above, and no sides, within or family: it is no test"
+        refuse("in" in given and is_wrong, words)
+        words = "family: say in family_reason why it is corrected for less than all claims, or leave it out"
+        refuse("family" in given and "family_reason" not in given, words)
+        n_seeds = len(claims.seeds_of_claim(self, claim["contrast"]))
+        refuse(claim.get("in", 0) > n_seeds, "in: is more than the seeds of its arms")
 
 
 configurator.begin(__name__, ExperimentConfig, __doc__)
 
+import ast
 import contextlib
+import datetime
+import itertools
 import json
 import math
 import os
+import re
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from base.files import check_output
+from base.files import check_output, one_line, read_regular
 from base.rules import wrong_field
-from configurator import UserError, show
+from configurator import show
 from evaluate import EvaluateConfig
 from runs.outdir import write_text
 from study import claims, curves, report
-from study.arms import NAMES, all_arms, all_claims, arms_named, check_named, with_base
+from study.arms import NAMES, about, all_arms, all_claims, arms_named, check_named, refuse
 from study.page import write_page
-from study.plan import Plan, choose_rates, first_step, name_of, runs_of, steps_of, unknown_runs
-from study.rows import OF_LOSS, read_rows, script_of, wrong_path
+from study.plan import Plan, choose_rates, first_step, name_of, steps_of, unknown_runs
+from study.rows import read_rows, script_of
 from study.runner import gpus_of, jobs_of, lock, run_all
 from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
-# {whether of evaluate.py: keys that the experiment sets, since they say where files are read and
-# written}
-OURS = {False: {"out_dir", "dataset", "init_from", "overwrite"}, True: {"out", "checkpoint"}}
-NUMBER = (float, -1e9, 1e9)
+FILE_NAME = re.compile(r"[^./\\ ][^/\\]*")
+# of the path of a claim about a learning curve: nothing, or a part of the text
+PARTS = [[], ["near"], ["far"], ["repeated"], ["elsewhere"]]
 # what each entry of a dict in the config holds, as rules of rules.wrong_field
 ENTRIES: dict = {
     "arms": {},
@@ -335,28 +246,8 @@ ENTRIES: dict = {
     "rate_of": (str, 1, 99),
     "scores_of": NAMES,
     "branches": {"of": (str, 1, 99), "at": (int, 1, 1 << 60)},
-    "claims": {
-        "contrast": (str, 1, 999),
-        "above?": NUMBER,
-        "other_than?": NUMBER,
-        "within?": (float, 1e-9, 1e9),
-        "of?": [object, 1, 9],
-        "sides?": (int, 1, 2),
-        "in?": (int, 1, 999),
-        "family?": (str, 1, 99),
-        "family_reason?": (str, 1, 999),
-        "exploratory?": (bool, 0, 1),
-        "pool?": object,
-        "each?": NAMES,
-    },
+    "claims": {},
 }
-
-
-def refuse(cases: Mapping[str, object]) -> None:
-    """Raises UserError with the first text whose condition is true."""
-    for words, is_wrong in cases.items():
-        if is_wrong:
-            raise UserError(words)
 
 
 def main(argv: list[str]) -> None:
@@ -366,25 +257,45 @@ def main(argv: list[str]) -> None:
         print(estimate(config, read_rows(out_dir)))
         return
     check_outputs(out_dir)
-    if (rows := run_all(config, out_dir)) is None:
+    rows = run_all(config, out_dir)
+    if rows is None:
         return
     choices = choose_rates(config, read_rows(out_dir))
-    records = list(map(claims.record, claims.judge_claims(config, rows, choices)))
-    tables: list = list(filter(None, [report.arms_table(config, rows)]))
-    said: list = list(filter(None, [claims.table(records), claims.remarks(records)]))
-    print("\n" + "\n\n".join(map(str, [*tables, *said])) + "\n")
-    # workers end at the same time
-    with lock(out_dir, "report", wait=math.inf) if config.run else contextlib.nullcontext():
-        figures = report.figures(rows, out_dir) + report.claims_figure(
-            records, out_dir / "claims.png"
-        )
-        figures += report.rate_windows(config, choices, rows, out_dir / "windows.png")
+    # a row may hold what no table can be made of
+    with one_line(f"{out_dir / 'rows.jsonl'}: cannot be shown"), lock_of_report(config, out_dir):
+        records = [claims.record(claim) for claim in claims.judge_claims(config, rows, choices)]
+        said: list = [claims.table(records), claims.remarks(records)]
+        tables: list = [report.arms_table(config, rows)]
+        tables += [report.rates_table(config, choices)] if choices else []
+        parts = [part for part in (*tables, *said) if part]
+        print("\n" + "\n\n".join(map(str, parts)) + "\n")
+        figures = report.figures(rows, out_dir)
+        figures += report.claims_figure(records, out_dir / "claims.png")
         if records:
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        page = write_page(out_dir / "report.html", [*said, *figures, *tables])
+        page = write_page(out_dir / "report.html", [heading(argv, rows), *said, *figures, *tables])
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
+
+
+def lock_of_report(config, out_dir: Path) -> contextlib.AbstractContextManager:
+    """Workers end at the same time, and one of them writes the report at a time."""
+    if config.run:
+        return lock(out_dir, "report", wait=math.inf)
+    return contextlib.nullcontext()
+
+
+def heading(argv: list[str], rows: list[dict]) -> str:
+    """The question of an experiment, as its config file begins, and of which code and day the
+    report is."""
+    files = [word for word in argv if not word.startswith("-")]
+    question = ""
+    if files:
+        question = ast.get_docstring(ast.parse(read_regular(files[-1], 1 << 20))) or ""
+    commits = sorted({str(row.get("git_commit"))[:7] for row in rows})
+    about = f"{len(rows)} runs, of commit {', '.join(commits)}; report of {datetime.date.today()}"
+    return f"{question}\n\n{about}".strip()
 
 
 def check_outputs(out_dir: Path) -> None:
@@ -392,10 +303,9 @@ def check_outputs(out_dir: Path) -> None:
     of what main writes at the end, or removes there."""
     if not os.path.isdir(out_dir):
         return
-    check_output(out_dir / "claims.json", "claims")
-    check_output(out_dir / "report.html", "report")
-    for name in report.FIGURES:
-        check_output(out_dir / name, "figure")
+    kinds = {"claims.json": "claims", "report.html": "report"}
+    for name in [*kinds, *report.FIGURES]:
+        check_output(out_dir / name, kinds.get(name, "figure"))
 
 
 def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
@@ -406,20 +316,17 @@ def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
     jobs = jobs_of(config, gpus_of(config) if config.gpus or torch.cuda.is_available() else [])
     of_step: dict[str, list] = {}  # seconds of one process, by arm
     for row in rows:
-        made = row.get("last_step") or first_step(row) + steps_of([row])
-        steps = made - first_step(row)
+        steps = row["curve"][-1][0] - first_step(row)
         seconds = row["seconds"] * row.get("processes", 1) / max(steps, 1)
         of_step.setdefault(row["arm"], []).append(seconds)
-    lines, known = [], []
-    for run in waiting:
-        seconds = [one * steps_of([run]) / each for one in of_step.get(run["arm"], [])]
-        known += [statistics.median(seconds)] if seconds else []
-        lines.append(f"{name_of(run):<60}" + (f"{known[-1]:>8,.0f} s" if seconds else ""))
-    hours = f"about {sum(known) / 3600 / jobs:.1f} hours, {jobs} at a time, {each} processes each"
     counts = f"{len(waiting)} of {len(plan.done) + len(waiting)} runs to do"
-    lines.append(counts + f": {hours}" * (len(known) == len(waiting)))
-    said = filter(None, [claims.reach_table(config, plan.shown), claims.family_reasons(config)])
-    return "\n\n".join(["\n".join(lines), *map(str, said)])
+    if of_step.keys() >= {run["arm"] for run in waiting}:
+        seconds = sum(statistics.median(of_step[run["arm"]]) * steps_of([run]) for run in waiting)
+        hours = seconds / 3600 / jobs / each
+        counts += f": about {hours:.1f} hours, {jobs} at a time, {each} processes each"
+    text = "\n".join([*map(name_of, waiting), counts])
+    reach = claims.reach_table(config, plan.shown)
+    return f"{text}\n\n{reach}" if reach else text
 
 
 if __name__ == "__main__":

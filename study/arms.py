@@ -13,24 +13,53 @@ The first claim is about the mean over the mixers, or about a sum such as "gla -
 second one stands for a claim in each.
 """
 
-import itertools
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
 
 import configurator
 from base.rules import wrong_field
 from configurator import UserError, show
 
 NAMES = [(str, 1, 80), 1, 99]
+NUMBER = (float, -1e9, 1e9)
+CLAIM: dict = {  # as rules of rules.wrong_field
+    "contrast": (str, 1, 999),
+    "above?": NUMBER,
+    "other_than?": NUMBER,
+    "within?": (float, 1e-9, 1e9),
+    "of?": [object, 1, 9],
+    "sides?": (int, 1, 2),
+    "in?": (int, 1, 999),
+    "family?": (str, 1, 99),
+    "family_reason?": (str, 1, 999),
+    "exploratory?": (bool, 0, 1),
+    "pool?": object,
+    "each?": NAMES,
+}
 PLACE = "MIXER"  # in the name of a claim in each mixer
+WEIGHT = re.compile(r"(\d{1,9}(\.\d{1,9}|/[1-9]\d{,9})?)?")
 
 
-def check_named(label: str, names: Iterable[str], choices: Iterable[str], kind: str) -> None:
+@contextlib.contextmanager
+def about(label: str) -> Iterator[None]:
+    """Puts what they are about before the UserErrors inside."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{label}: {error}") from None
+
+
+def refuse(is_wrong: object, words: str) -> None:
+    if is_wrong:
+        raise UserError(words)
+
+
+def check_named(label: str, names: Iterable[str], choices: Iterable[str]) -> None:
     """Raises UserError for a name that is not one of the config's own names of arms or claims."""
     for name in names:
-        if not choices:
-            raise UserError(f"{label}={show(name)}: the experiment has no {kind}")
-        configurator.check_choice(label, name, list(choices))
+        configurator.check_choice(label, name, list(choices) or ["(there are none)"])
 
 
 def arm_name(mixer: str, variant: str) -> str:
@@ -40,17 +69,21 @@ def arm_name(mixer: str, variant: str) -> str:
 def all_arms(config) -> dict[str, dict]:
     """{arm: its keys}: mixers x variants, then config.arms; one that has the name of a product adds
     keys to it."""
-    if bool(config.mixers) != bool(config.variants):
-        raise UserError("mixers, variants: arms are the product of both; give the other one, too")
-    if twice := sorted(set(config.variants) & set(config.arms)):
-        raise UserError(f"arms, variants: both have {show(twice[0])}; rename one of them")
+    words = "mixers, variants: arms are the product of both; give the other one, too"
+    refuse(bool(config.mixers) != bool(config.variants), words)
+    twice = sorted(set(config.variants) & set(config.arms))
+    refuse(twice, f"arms, variants: both have {', '.join(twice)}; rename one of them")
     arms: dict[str, dict] = {}
-    for mixer, (variant, keys) in itertools.product(config.mixers, config.variants.items()):
-        check_named(f"variants: {variant}: mixers", keys.get("mixers", []), config.mixers, "mixers")
-        if mixer in keys.get("mixers", config.mixers):
-            of_variant = {name: value for name, value in keys.items() if name != "mixers"}
-            arms[arm_name(mixer, variant)] = {"attention": mixer} | of_variant
-    return arms | {name: arms.get(name, {}) | keys for name, keys in config.arms.items()}
+    for mixer in config.mixers:
+        for variant, keys in config.variants.items():
+            only = keys.get("mixers", config.mixers)
+            check_named(f"variants: {variant}: mixers", only, config.mixers)
+            if mixer in only:
+                of_variant = {name: value for name, value in keys.items() if name != "mixers"}
+                arms[arm_name(mixer, variant)] = {"attention": mixer} | of_variant
+    for name, keys in config.arms.items():
+        arms[name] = arms.get(name, {}) | keys
+    return arms
 
 
 def arms_named(config, names: Iterable[str]) -> list[str]:
@@ -58,40 +91,36 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
     itself."""
     arms = []
     for name in names:
-        in_mixers = (
-            [arm_name(mixer, name) for mixer in config.mixers] if name in config.variants else []
-        )
-        arms += [arm for arm in in_mixers if arm in config.arms] or [name]
+        of_variant = []
+        if name in config.variants:
+            in_mixers = [arm_name(mixer, name) for mixer in config.mixers]
+            of_variant = [arm for arm in in_mixers if arm in config.arms]
+        arms += of_variant or [name]
     return arms
 
 
-def weights_of(label: str, text: str) -> dict[str, float]:
+def weights_of(text: str) -> dict[str, float]:
     """{name: weight} of a sum such as "0.5 * none - headwise". Raises UserError."""
-    first, *rest = re.split(r" ([+-]) ", text.strip())
-    terms = [
-        ("-" * first.startswith("-"), first.removeprefix("-")),
-        *zip(rest[::2], rest[1::2], strict=True),
-    ]
+    words = text.strip()
+    signed = f"- {words[1:]}" if words.startswith("-") else f"+ {words}"
+    parts = re.split(r"(?:^| )([+-]) ", signed)[1:]
     weights: dict[str, float] = {}
-    for sign, term in terms:
+    for sign, term in zip(parts[::2], parts[1::2], strict=True):
         weight, _, name = term.rpartition(" * ")
-        if name in weights or not re.fullmatch(r"(\d{1,9}(\.\d{1,9}|/[1-9]\d{,9})?)?", weight):
-            raise UserError(
-                f"{label}={show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
-            )
-        top, _, bottom = (weight or "1").partition("/")
-        weights[name] = float(f"{sign}1") * float(top) / float(bottom or 1)
+        is_wrong = name in weights or not WEIGHT.fullmatch(weight)
+        refuse(
+            is_wrong, f"{show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
+        )
+        weights[name] = float(Fraction(sign + (weight or "1")))
     return weights
 
 
 def with_base(base: dict, claim: dict) -> dict:
     """The claim with the keys of claim_base. Its own threshold, and its pool or each, take the
-    place of those there; a reason for families there is that of the claims that have one."""
+    place of those there."""
     for kinds in ({"above", "other_than", "within"}, {"pool", "each"}):
         if kinds & claim.keys():
             base = {name: value for name, value in base.items() if name not in kinds}
-    if "family" not in base | claim:
-        base = {name: value for name, value in base.items() if name != "family_reason"}
     return base | claim
 
 
@@ -100,32 +129,42 @@ def all_claims(config) -> dict[str, dict]:
     of arms."""
     claims: list[tuple[str, dict]] = []
     for name, claim in config.claims.items():
-        kinds, weights = (
-            {"pool", "each"} & claim.keys(),
-            weights_of(f"claims: {name}: contrast", claim["contrast"]),
-        )
-        if not kinds:
-            claims.append((name, claim | {"contrast": weights}))
-            continue
-        if len(kinds) > 1 or (kinds == {"each"}) != (PLACE in name):
-            words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
-            raise UserError(f"claims: {name}: {words}")
-        (kind,), others = kinds, {key: claim[key] for key in claim if key not in kinds}
-        mixers = claim[kind]
-        if isinstance(mixers, str):
-            pool = mixers = weights_of(f"claims: {name}: {kind}", mixers)
-        elif wrong := wrong_field(mixers, NAMES, kind):
-            raise UserError(f"claims: {name}: {wrong}")
-        else:
-            pool = dict.fromkeys(mixers, 1 / len(set(mixers)))
-        check_named(f"claims: {name}: {kind}", mixers, config.mixers, "mixers")
-        check_named(f"claims: {name}", weights, config.variants, "variants")
-        each = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers if kind == "each"]
-        for label, of_mixers in each or [(name, pool)]:
-            pairs = itertools.product(of_mixers.items(), weights.items())
-            contrast = {
-                arm_name(mixer, variant): share * weight
-                for (mixer, share), (variant, weight) in pairs
-            }
-            claims.append((label, others | {"contrast": contrast}))
+        with about(f"claims: {name}"):
+            claims += written_out(config, name, with_base(config.claim_base, claim))
     return configurator.refuse_twice(claims)
+
+
+def written_out(config, name: str, claim: dict) -> list[tuple[str, dict]]:
+    """[(name, claim about arms)] that a claim stands for."""
+    wrong = wrong_field(claim, CLAIM)
+    refuse(wrong, str(wrong))
+    check_named("it", claim, [part.rstrip("?") for part in CLAIM])
+    weights = weights_of(claim["contrast"])
+    kinds = {"pool", "each"} & claim.keys()
+    if not kinds:
+        return [(name, claim | {"contrast": weights})]
+    is_wrong = len(kinds) > 1 or ("each" in kinds) != (PLACE in name)
+    words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
+    refuse(is_wrong, words)
+    (kind,) = kinds
+    mixers = claim[kind]
+    if isinstance(mixers, str):
+        pool = weights_of(mixers)
+    else:
+        wrong = wrong_field(mixers, NAMES, kind)
+        refuse(wrong, str(wrong))
+        pool = dict.fromkeys(mixers, 1 / len(set(mixers)))
+    check_named(kind, pool, config.mixers)
+    check_named("contrast", weights, config.variants)
+    groups = [(name, pool)]
+    if kind == "each":
+        groups = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers]
+    others = {key: value for key, value in claim.items() if key != kind}
+    claims = []
+    for group_name, group in groups:
+        contrast = {}
+        for mixer, share in group.items():
+            for variant, weight in weights.items():
+                contrast[arm_name(mixer, variant)] = share * weight
+        claims.append((group_name, others | {"contrast": contrast}))
+    return claims

@@ -28,22 +28,25 @@ def horizon_of(row: dict) -> float:
     return float(planned) if planned else float(row["curve"][-1][0])
 
 
-def steps_to(row: dict, threshold: float, part: str | None = None) -> int | None:
-    """The first evaluated step with an accuracy over the threshold, or a loss under it; None if
-    there is none, or if the run was not finite. part: of the text, whose loss it is then, as in the
-    row's "loss"."""
+def steps_to(row: dict, *where: Any) -> int | None:
+    """The first evaluated step with an accuracy over a threshold, or a loss under it; None if there
+    is none, or if the run was not finite. where: the threshold, or a part of the text, as in the
+    row's "loss", and the threshold of its loss."""
+    *part, threshold = where
     if not row["finite"]:
         return None
-    if part is not None:
-        under = [
-            point["step"]
-            for point in row.get("loss_curve", [])
-            if point.get(part, math.inf) < threshold
-        ]
-        return next(iter(under), None)
-    sign = -1 if row.get("metric") == "val_loss" else 1
-    known = ((step, value) for step, value in row["curve"] if value is not None)
-    return next((step for step, value in known if sign * value > sign * threshold), None)
+    if part:
+        points = [(point["step"], point.get(part[0])) for point in row.get("loss_curve", [])]
+    else:
+        points = row["curve"]
+    is_loss = part or row.get("metric") == "val_loss"
+    for step, value in points:
+        if value is None:
+            continue
+        is_there = value < threshold if is_loss else value > threshold
+        if is_there:
+            return step
+    return None
 
 
 def area(row: dict) -> float | None:
@@ -53,33 +56,24 @@ def area(row: dict) -> float | None:
     if not row["finite"] or None in values:
         return None
     end = max(horizon_of(row), steps[-1])
-    steps, values = [*steps, end], [*values, values[-1]]
-    return (
-        float(np.trapezoid(values, steps) / (end - steps[0]))
-        if end > steps[0]
-        else float(values[0])
-    )
+    if end == steps[0]:
+        return float(values[0])
+    whole = np.trapezoid([*values, values[-1]], [*steps, end])
+    return float(whole / (end - steps[0]))
 
 
 def log_steps(row: dict, *where: Any) -> float:
-    step = steps_of_path(row, *where)
+    step = steps_to(row, *where)
     return math.log(max(1.0, horizon_of(row) if step is None else step))
 
 
 def lost(row: dict, *where: Any) -> float:
-    return float(steps_of_path(row, *where) is None)
-
-
-def steps_of_path(row: dict, *where: Any) -> int | None:
-    """steps_to, of what stands behind the name of a metric: a threshold, or a part of the text and
-    a threshold."""
-    *part, threshold = where
-    return steps_to(row, threshold, *part)
+    return float(steps_to(row, *where) is None)
 
 
 def value_at(row: dict, step: float) -> float | None:
     """The metric that was evaluated at a step, or None."""
-    return next((value for at, value in row["curve"] if at == step), None)
+    return dict(row["curve"]).get(step)
 
 
 # of a row and what stands behind the name

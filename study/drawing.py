@@ -1,6 +1,7 @@
 """How every figure looks, and how it is written. `curve_panels` draws all figures of curves."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -47,12 +48,19 @@ def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
 
 
 def curve_panels(
-    panels: dict[str, dict[str, list]], looks: dict[str, dict], path: Path, *, ylabel: str = "", xlabel: str = "step",
-    columns: int = 4, size: tuple[float, float] = (3.2, 2.7), sharey: bool = True, has_bands: bool = True,
+    panels: dict[str, dict[str, list]],
+    looks: dict[str, dict],
+    path: Path,
+    *,
+    ylabel: str = "",
+    xlabel: str = "step",
+    columns: int = 4,
+    size: tuple[float, float] = (3.2, 2.7),
+    sharey: bool = True,
     finish: Callable[[plt.Axes, str], object],
-) -> Path:  # fmt: skip
+) -> Path:
     """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds
-    on with a band, its 95% interval, if has_bands. Returns the path.
+    on with a band, its 95% interval. Returns the path.
 
     A curve that ends before the others, as that of a run that has solved the task, keeps its last
     value. Where a curve has no finite value the mean has a gap: one of the others would look better
@@ -62,7 +70,7 @@ def curve_panels(
     keys of its lines}. finish: called with each panel and its title, for what one figure alone has.
     """
     columns = min(columns, len(panels))
-    lines = -(-len(panels) // columns)
+    lines = math.ceil(len(panels) / columns)
     figsize = size[0] * columns + 0.6, size[1] * lines + 0.6
     figure, grid = plt.subplots(
         lines, columns, figsize=figsize, squeeze=False, sharex=True, sharey=sharey
@@ -70,27 +78,9 @@ def curve_panels(
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for axes, (title, curves_of) in zip(grid.flat, panels.items(), strict=False):
-        for label, curves in ((label, curves) for label, curves in curves_of.items() if curves):
-            for curve in curves:
-                axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **looks[label])
-            steps = sorted({step for curve in curves for step, _ in curve})
-            seen = [
-                [next((y for x, y in reversed(curve) if x <= step), None) for curve in curves]
-                for step in steps
-            ]
-            # (steps, seeds): the value at a step, or the last one before it
-            values = np.array(seen, dtype=float)
-            means = values.mean(1)
-            axes.plot(steps, means, linewidth=1.8, label=label, **looks[label])
-            # an interval of two seeds would reach 13 standard errors to each side
-            if has_bands and len(curves) > 2:
-                bounds = np.array(
-                    [stats.interval(of_step) for of_step in values.tolist()], dtype=float
-                ).T
-                ends = np.where(np.isnan(bounds), means, bounds)  # NaN: identical values
-                axes.fill_between(
-                    steps, *ends, color=looks[label].get("color"), alpha=0.15, linewidth=0
-                )
+        for label, curves in curves_of.items():
+            if curves:
+                draw_curves(axes, curves, label, looks[label])
         axes.set_title(title, fontsize=9)
         # the panels below and to the left may be none
         axes.tick_params(labelbottom=True, labelleft=True)
@@ -100,6 +90,27 @@ def curve_panels(
     figure.supylabel(ylabel, fontsize=10)
     legend_of(figure)
     return write(figure, path)
+
+
+def draw_curves(axes: plt.Axes, curves: list[list[tuple]], label: str, look: dict) -> None:
+    """The curves of the seeds of an arm, their mean, and its band."""
+    steps = sorted({step for step, _ in itertools.chain(*curves)})
+    by_seed = []
+    for curve in curves:
+        axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **look)
+        by_seed.append([last_before(curve, step) for step in steps])
+    values = np.array(by_seed, dtype=float)  # (seeds, steps)
+    means = values.mean(axis=0)
+    axes.plot(steps, means, linewidth=1.8, label=label, **look)
+    if len(curves) > 2:  # an interval of two seeds would reach 13 standard errors to each side
+        bounds = np.array([stats.interval(of_step) for of_step in values.T.tolist()], dtype=float)
+        ends = np.where(np.isnan(bounds.T), means, bounds.T)  # NaN: identical values
+        axes.fill_between(steps, *ends, color=look.get("color"), alpha=0.15, linewidth=0)
+
+
+def last_before(curve: list[tuple], step: float) -> float | None:
+    """The value at a step, or the last one before it."""
+    return next((y for x, y in reversed(curve) if x <= step), None)
 
 
 def plain_ticks(axis: Axis, of_ten: tuple[float, ...]) -> None:

@@ -26,6 +26,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -49,7 +50,7 @@ SHOWN_FLAGS = ("two modes", "a look", "seeds", "no value", "ceiling", "floor")
 Columns = dict[str, tuple[str, str]]
 # {label: (contrast, in which {0} is the arm without and {1} the arm with; the path to a number; its
 # format)}: the lines
-Lines = dict[str, tuple[str, list, str]]
+Lines = dict[str, tuple[str, str, str]]
 
 
 def main(argv: list[str]) -> None:
@@ -77,11 +78,8 @@ def rewritten(text: str, page: str) -> str:
             raise UserError(f"{page}: <!-- {kind}: {what} -->: {error}") from error
         return f"<!-- {kind}: {what} -->{inside}<!-- end -->"
 
-    if (
-        not text.count("<!-- end -->")
-        == len(re.findall(r"<!-- \w+: ", text))
-        == len(MARK.findall(text))
-    ):
+    ends = text.count("<!-- end -->")
+    if not ends == len(re.findall(r"<!-- \w+: ", text)) == len(MARK.findall(text)):
         raise UserError(f"{page}: a mark has no <!-- end -->, or an end has no mark")
     return MARK.sub(made, text)
 
@@ -96,47 +94,23 @@ def claims_of(experiment: str) -> list[dict]:
 def claims_table(experiment: str) -> str:
     """A line per claim, then the flags that a reader must know."""
     records = claims_of(experiment)
-    header = [
-        "claim",
-        "asked",
-        "mean (95% interval)",
-        "unit",
-        "verdict",
-        "p (Holm)",
-        "p over all",
-        "could see",
-        "seeds",
-    ]
+    header = ["claim", "asked", "mean (95% interval)", "unit", "verdict", "p (Holm)"]
+    header += ["p over all", "could see", "seeds"]
     lines, notes = [], {}
     for one in records:
         _, mean, asked, unit, p, over_all, _, seen, n = claims.cells_of(one)
-        asked = re.sub(r"[+]?\b0[.]0+\b", "0", asked).replace("+", "") + ", one-sided" * (
-            one["sides"] == 1
-        )
-        lines.append(
-            [
-                html.escape(one["name"], quote=False),
-                asked,
-                mean,
-                unit,
-                verdict_of(one),
-                p,
-                over_all,
-                seen,
-                n,
-            ]
-        )
+        asked = re.sub(r"[+]?\b0[.]0+\b", "0", asked).replace("+", "")
+        asked += ", one-sided" * (one["sides"] == 1)
+        name = html.escape(one["name"], quote=False)
+        lines.append([name, asked, mean, unit, verdict_of(one), p, over_all, seen, n])
         for flag in one["flags"]:
             if flag.startswith(SHOWN_FLAGS):
-                notes.setdefault(flag, []).append(one["name"])
+                notes.setdefault(flag, []).append(name)
     text = markdown(header, lines)
     for flag, names in notes.items():
-        of = (
-            f"*{'; '.join(names)}*"
-            if len(names) < 4
-            else f"{len(names)} of the {len(records)} claims"
-        )
-        text += html.escape(f"- {of}: {flag}.\n", quote=False)
+        few = f"*{'; '.join(names)}*"
+        of = few if len(names) < 4 else f"{len(names)} of the {len(records)} claims"
+        text += f"- {of}: {html.escape(flag, quote=False)}.\n"
     return text + "\n" * bool(notes)
 
 
@@ -173,34 +147,42 @@ def compared(experiment: str) -> list[dict]:
     return [row for row in read_rows(ROOT / "results" / experiment) if "purpose" not in row]
 
 
-def trials(experiment: str) -> list[dict]:
-    """The rows of the runs that chose rates."""
-    return [row for row in read_rows(ROOT / "results" / experiment) if "purpose" in row]
+def ends_of_trials(experiment: str, arm: str, rate: float) -> list[float]:
+    """The losses at the end of the runs that chose the rate of an arm, at one of the rates."""
+    ends = []
+    for row in read_rows(ROOT / "results" / experiment):
+        if "purpose" in row and (row["arm"], row["config"]["learning_rate"]) == (arm, rate):
+            ends.append(row["val_loss"])
+    return ends
 
 
-def values_of(rows: list[dict], contrast: str, path: list) -> list[float]:
+def path_of(text: str) -> list:
+    """The path of a claim, whose names have slashes between them here."""
+    names: list = text.split("/")
+    if names[0] in curves.METRICS:
+        names[-1] = float(names[-1])
+    return names
+
+
+def values_of(rows: list[dict], contrast: str, path: str) -> list[float]:
     """A contrast of each seed."""
-    found = stats.contrast(rows, weights_of("contrast", contrast), path)
-    return list(found.values())
+    return list(stats.contrast(rows, weights_of(contrast), path_of(path)).values())
 
 
 def mean_in_line(what: str) -> str:
     """EXPERIMENT: CONTRAST: the names that lead to a number of a row."""
     if what.count(": ") != 2:
-        raise UserError(
-            "write EXPERIMENT: CONTRAST: the names that lead to a number, with spaces between them"
-        )
-    experiment, contrast, path = what.split(": ")
-    names: list = path.split()
-    if names[0] in curves.METRICS:
-        names[1] = float(names[1])
-    values = values_of(compared(experiment), contrast, names)
+        words = "write EXPERIMENT: CONTRAST: the names that lead to a number, with spaces between"
+        raise UserError(words)
+    experiment, contrast, words = what.split(": ")
+    path = words.replace(" ", "/")
+    values = values_of(compared(experiment), contrast, path)
     if not values:
         raise UserError("no seed has these numbers")
-    convert, form = claims.UNITS[claims.unit_of(names, weights_of("contrast", contrast))]
+    convert, form = claims.UNITS[claims.unit_of(path_of(path), weights_of(contrast))]
     low, high = stats.interval(values)
-    interval = "" if low is None else f" ({convert(low):{form}} to {convert(high):{form}})"
-    return f"{convert(fmean(values)):{form}}{interval}"
+    text = f"{convert(fmean(values)):{form}}"
+    return text if low is None else f"{text} ({convert(low):{form}} to {convert(high):{form}})"
 
 
 def minutes_in_line(experiment: str) -> str:
@@ -224,122 +206,56 @@ def span(values: list[float], form: str) -> str:
 
 
 def grid(
-    experiment: str,
-    columns: Columns,
-    lines: Lines,
-    cell: Callable = mean,
-    is_by_column: bool = False,
+    experiment: str, columns: Columns, lines: Lines, cell: Callable = mean, is_by_column=False
 ) -> str:
     """A table of numbers of the rows, each the mean over the seeds of a contrast; "-": the arms do
     not have it. is_by_column: columns become lines."""
-    rows, cells = compared(experiment), []
+    rows, table = compared(experiment), [["", *columns]]
     for label, (contrast, path, form) in lines.items():
         line = [label]
         for arms in columns.values():
             values = values_of(rows, contrast.format(*arms), path)
             line.append(cell(values, form) if values else "-")
-        cells.append(line)
-    table = [["", *columns], *cells]
+        table.append(line)
     if is_by_column:
         table = list(map(list, zip(*table, strict=True)))
     return markdown(table[0], table[1:])
 
 
-def by_seed(experiment: str, columns: dict[str, tuple[str, list, str]]) -> str:
-    """A line per seed, and a column per contrast."""
-    rows = compared(experiment)
-    found = {}
-    for label, (contrast, path, _) in columns.items():
-        found[label] = stats.contrast(rows, weights_of("contrast", contrast), path)
-    seeds = sorted(set.union(*map(set, found.values())))
-    lines = []
-    for seed in seeds:
-        cells = [
-            f"{found[label][seed]:{form}}" if seed in found[label] else "-"
-            for label, (*_, form) in columns.items()
-        ]
-        lines.append([str(seed), *cells])
-    return markdown(["seed", *columns], lines)
+def by_seed(experiment: str, columns: Lines) -> str:
+    """A line per seed that has a number, and a column per contrast."""
+    rows, lines = compared(experiment), {}
+    for i, (contrast, path, form) in enumerate(columns.values(), 1):
+        found = stats.contrast(rows, weights_of(contrast), path_of(path))
+        for seed, value in found.items():
+            line = lines.setdefault(seed, [str(seed)] + ["-"] * len(columns))
+            line[i] = f"{value:{form}}"
+    return markdown(["seed", *columns], [lines[seed] for seed in sorted(lines)])
 
 
-def tried_rates(experiment: str, arms: list[str]) -> str:
+def tried_rates(experiment: str, arms: list[str], rates: list[float]) -> str:
     """A line per arm, a column per rate: what each selection seed ended at."""
-    rows = [row for row in trials(experiment) if row["arm"] in arms]
-    rates = sorted({row["config"]["learning_rate"] for row in rows})
     lines = []
     for arm in arms:
         line = [arm]
         for rate in rates:
-            ends = [
-                row["val_loss"]
-                for row in rows
-                if (row["arm"], row["config"]["learning_rate"]) == (arm, rate)
-            ]
-            line.append(", ".join(f"{end:.3f}" for end in ends) or "-")
+            ends = [f"{end:.3f}" for end in ends_of_trials(experiment, arm, rate)]
+            line.append(", ".join(ends))
         lines.append(line)
     return markdown(["rate", *(f"{rate:g}" for rate in rates)], lines)
 
 
 PARTS: Lines = {
-    "all of the text": ("{0} - {1}", ["val_loss"], "+.3f"),
-    "first eighth of a window": ("{0} - {1}", ["loss", "near"], "+.3f"),
-    "second half": ("{0} - {1}", ["loss", "far"], "+.3f"),
-    "behind 8 bytes that the window holds already": ("{0} - {1}", ["loss", "repeated"], "+.3f"),
-    "elsewhere": ("{0} - {1}", ["loss", "elsewhere"], "+.3f"),
+    "all of the text": ("{0} - {1}", "val_loss", "+.3f"),
+    "first eighth of a window": ("{0} - {1}", "loss/near", "+.3f"),
+    "second half": ("{0} - {1}", "loss/far", "+.3f"),
+    "behind 8 bytes that the window holds already": ("{0} - {1}", "loss/repeated", "+.3f"),
+    "elsewhere": ("{0} - {1}", "loss/elsewhere", "+.3f"),
 }
 LOSSES: Lines = {
-    "loss without": ("{0}", ["val_loss"], ".3f"),
-    "loss with": ("{1}", ["val_loss"], ".3f"),
+    "loss without": ("{0}", "val_loss", ".3f"),
+    "loss with": ("{1}", "val_loss", ".3f"),
 }
-
-
-def horizon_gains() -> str:
-    columns = {
-        "sigmoid, 1,500 steps": ("none 1,500", "sigmoid 1,500"),
-        "sigmoid, 6,000": ("none", "sigmoid"),
-        "from one (`sigmoid2`)": ("none", "wide"),
-        "one per head": ("none", "headwise"),
-    }
-    read_again: Lines = {
-        "values under 0.1": ("{1}", ["meters", "gate_below_0.1", "readout"], ".0%"),
-        "loss with these at zero": ("{1}", ["scores", "pruned", "loss"], ".4f"),
-        "loss with weights and inputs in 8 bits": ("{1}", ["scores", "8 bits", "loss"], ".4f"),
-        "... without the gate": ("{0}", ["scores", "8 bits", "loss"], ".4f"),
-    }
-    return grid("horizon", columns, LOSSES | PARTS | read_again)
-
-
-def horizon_seeds() -> str:
-    loss, induction = ["val_loss"], ["meters", "induction"]
-    return by_seed(
-        "horizon",
-        {
-            "loss, no gate": ("none", loss, ".3f"),
-            "sigmoid": ("sigmoid", loss, ".3f"),
-            "lower by": ("none - sigmoid", loss, "+.3f"),
-            "... after 1,500 steps": ("none 1,500 - sigmoid 1,500", loss, "+.3f"),
-            "induction, no gate": ("none", induction, ".1%"),
-            "sigmoid ": ("sigmoid", induction, ".1%"),
-            "from one": ("wide", induction, ".1%"),
-            "one per head": ("headwise", induction, ".1%"),
-        },
-    )
-
-
-def rival_gains() -> str:
-    columns = {
-        "sigmoid gate": ("none", "sigmoid"),
-        "token's sink": ("none", "sink token"),
-        "headwise gate": ("none", "headwise"),
-        "head's sink": ("none", "sink head"),
-        "softpick": ("none", "softpick"),
-        "FoX": ("none", "FoX"),
-    }
-    speed: Lines = {
-        "ms a step": ("{1}", ["step_ms"], ".0f"),
-        "... without": ("{0}", ["step_ms"], ".0f"),
-    }
-    return grid("rivals_on_text", columns, LOSSES | PARTS | speed)
 
 
 FIVE: Columns = {
@@ -351,158 +267,163 @@ FIVE: Columns = {
 }
 
 
-def gains_of_mixers() -> str:
-    rates: Lines = {
-        "rate without": ("{0}", ["config", "learning_rate"], "g"),
-        "rate with": ("{1}", ["config", "learning_rate"], "g"),
-    }
-    early: Lines = {
-        "lower at step 1,500, on 100,000 bytes, by": ("{0} - {1}", ["at", 1500], "+.3f")
-    }
-    return grid("one_harness", FIVE, rates | LOSSES | PARTS | early)
-
-
 def worth_of_flops() -> str:
     """What the gate's FLOPs would buy without it: as much of the fall of the loss from runs of
     1,500 steps to runs of 6,000 as they are of the logarithm of the steps."""
-    rows, short = compared("one_harness"), trials("one_harness")
+    rows = compared("one_harness")
     lines = [["more FLOPs a token"], ["worth, by the fall of the loss"], ["lower by"]]
-    for arms in FIVE.values():
-        flops = fmean(values_of(rows, f"{arms[1]} - {arms[0]}", ["log", "flops_per_token"]))
-        (rate,) = {row["config"]["learning_rate"] for row in rows if row["arm"] == arms[0]}
-        ends = [
-            row["val_loss"]
-            for row in short
-            if row["arm"] == arms[0] and row["config"]["learning_rate"] == rate
-        ]
-        fall = fmean(ends) - fmean(values_of(rows, arms[0], ["val_loss"]))
+    for none, sigmoid in FIVE.values():
+        flops = fmean(values_of(rows, f"{sigmoid} - {none}", "log/flops_per_token"))
+        (rate,) = set(values_of(rows, none, "config/learning_rate"))
+        fall = fmean(ends_of_trials("one_harness", none, rate))
+        fall -= fmean(values_of(rows, none, "val_loss"))
         lines[0].append(f"{math.exp(flops) - 1:.1%}")
         lines[1].append(f"{fall / math.log(6000 / 1500) * flops:.3f}")
-        lines[2].append(f"{fmean(values_of(rows, f'{arms[0]} - {arms[1]}', ['val_loss'])):+.3f}")
+        lines[2].append(f"{fmean(values_of(rows, f'{none} - {sigmoid}', 'val_loss')):+.3f}")
     return markdown(["", *FIVE], lines)
 
 
-def sink(experiment: str, arms: dict[str, str]) -> str:
-    of_idle = ["meters", "kinds", "other"]
-    lines: Lines = {
-        "weight on the first token": ("{1}", [*of_idle, "share"], ".0%"),
-        "effective sink": ("{1}", [*of_idle, "effective"], ".3f"),
-        "value norm": ("{1}", ["meters", "value_norm"], ".2f"),
-        "gate, idle": ("{1}", [*of_idle, "gate_mean", "readout"], ".2f"),
-        "gate at triggers": ("{1}", ["meters", "kinds", "trigger", "gate_mean", "readout"], ".2f"),
-        "gate on values, idle": ("{1}", [*of_idle, "gate_mean", "value"], ".2f"),
-        "... at triggers": ("{1}", ["meters", "kinds", "trigger", "gate_mean", "value"], ".2f"),
-    }
-    columns = {label: ("none", arm) for label, arm in arms.items()}
-    return grid(experiment, columns, lines, cell=span, is_by_column=True)
+OF_SINK: Lines = {
+    "weight on the first token": ("{0}", "meters/kinds/other/share", ".0%"),
+    "effective sink": ("{0}", "meters/kinds/other/effective", ".3f"),
+    "value norm": ("{0}", "meters/value_norm", ".2f"),
+    "gate, idle": ("{0}", "meters/kinds/other/gate_mean/readout", ".2f"),
+    "gate at triggers": ("{0}", "meters/kinds/trigger/gate_mean/readout", ".2f"),
+    "gate on values, idle": ("{0}", "meters/kinds/other/gate_mean/value", ".2f"),
+    "... at triggers": ("{0}", "meters/kinds/trigger/gate_mean/value", ".2f"),
+}
 
 
-def sink_of_gates() -> str:
-    arms = ["none", "elementwise", "sigmoid2", "headwise", "elementwise@value"]
-    others = ["static", "non_sparse", "gla", "mamba2", "gated_deltanet", "cosformer"]
-    return sink("sink", {arm: arm for arm in arms + others})
+def sinks(experiment: str, arms: list[str]) -> str:
+    columns = {arm: (arm, arm) for arm in arms}
+    return grid(experiment, columns, OF_SINK, cell=span, is_by_column=True)
 
 
-def sink_of_rivals() -> str:
-    arms = ["none", "elementwise", "headwise", "elementwise@value"]
-    arms += ["FoX", "softpick", "sink zero", "sink head", "sink token", "window"]
-    return sink("sink_rivals", {arm: arm for arm in arms})
-
-
-def states() -> str:
-    """Accuracy beyond the trained length, and how many seeds end over 95%."""
-    names = {
-        "softmax": "softmax (its cache)",
-        "mamba2": "Mamba-2",
-        "gated_deltanet": "Gated DeltaNet, beta to 1",
-        "gated_deltanet to 2": "Gated DeltaNet, beta to 2",
-        "deltaproduct": "DeltaProduct, two steps a token",
-        "monarch": "Monarch (three and two seeds)",
-    }
-    lines = []
-    for mixer, name in names.items():
-        (size,) = {row["state_bytes"] for row in compared("parity") if row["arm"] == mixer}
-        line = [name, f"{size:,}"]
-        for task in ("parity", "s3"):
-            for arm in (mixer, f"{mixer} sigmoid"):
-                ends = values_of(compared(task), arm, ["scores", "whole", "slices", "64"])
-                solved = sum(end > 0.95 for end in ends)
-                line.append(f"{100 * fmean(ends):.0f}" + (f" ({solved})" if solved else ""))
-        lines.append(line)
-    return markdown(
-        ["", "bytes of state", "parity", "with a sigmoid gate", "S3", "with a sigmoid gate"], lines
-    )
-
-
-def state_sizes() -> str:
-    """Accuracy and KiB of state of one run each."""
-    names = {"softmax": "softmax", "cosformer": "cosFormer", "gla": "GLA", "mamba2": "Mamba-2"}
-    names |= {"gated_deltanet": "Gated DeltaNet", "deltanet": "DeltaNet", "kda": "KDA"}
-    kinds = {"heads of 4": "4", "of 8": "8", "of 16": "16", "of 8, with the gate": "sigmoid 8"}
-    kinds |= {"of 8, log-linear": "levels 8"}
-    by_arm = {row["arm"]: row for row in compared("state_size")}
-    lines = []
-    for mixer, name in names.items():
-        found = [by_arm.get(f"{mixer} {kind}") for kind in kinds.values()]
-        cells = [
-            f"{row['accuracy']:.0%}, {row['state_bytes'] / 1024:.0f}" if row else "-"
-            for row in found
-        ]
-        lines.append([name, *cells])
-    return markdown(["accuracy, KiB", *kinds], lines)
-
-
-def log_linear() -> str:
-    columns = {
-        name: (arm, f"{arm} sigmoid")
-        for name, arm in (("plain", "plain"), ("Guo", "guo"), ("merged", "merged"))
-    }
-    lines: Lines = {
-        "no convolution: accuracy after 1,500 steps": ("{0}", ["accuracy"], ".1%"),
-        "... with a sigmoid gate": ("{1}", ["accuracy"], ".1%"),
-        "convolution of 4: accuracy": ("conv {0}", ["accuracy"], ".1%"),
-        "... with a sigmoid gate ": ("conv {1}", ["accuracy"], ".1%"),
-    }
-    return grid("log_linear", columns, lines)
-
-
-def old_text() -> str:
-    lines = LOSSES | {
-        "lower by": ("{0} - {1}", ["val_loss"], "+.3f"),
-        "gate values under 0.1": ("{1}", ["meters", "gate_below_0.1", "readout"], ".0%"),
-    }
-    return grid("text", FIVE, lines, is_by_column=True)
-
-
-def late_gate() -> str:
-    columns = {
-        "softmax": ("softmax never", "softmax"),
-        "Gated DeltaNet without its native gate": ("gated_deltanet never", "gated_deltanet"),
-    }
-    lines: Lines = {
-        "loss without": ("{0}", ["val_loss"], ".3f"),
-        "late": ("{0} - {1} late", ["val_loss"], "+.3f"),
-        "late fast": ("{0} - {1} late fast", ["val_loss"], "+.3f"),
-        "start": ("{0} - {1} start", ["val_loss"], "+.3f"),
-    }
-    return grid("late_gate", columns, lines, is_by_column=True)
-
-
+LOSS, INDUCTION = "val_loss", "meters/induction"
 TABLES: dict[str, Callable[[], str]] = {
-    "horizon gains": horizon_gains,
-    "horizon by seed": horizon_seeds,
-    "rivals on text": rival_gains,
-    "rates of rivals": lambda: tried_rates("rivals_on_text", ["none", "sigmoid", "sink token"]),
-    "gains of mixers": gains_of_mixers,
+    "horizon gains": partial(
+        grid,
+        "horizon",
+        {
+            "sigmoid, 1,500 steps": ("none 1,500", "sigmoid 1,500"),
+            "sigmoid, 6,000": ("none", "sigmoid"),
+            "from one (`sigmoid2`)": ("none", "wide"),
+            "one per head": ("none", "headwise"),
+        },
+        LOSSES
+        | PARTS
+        | {
+            "values under 0.1": ("{1}", "meters/gate_below_0.1/readout", ".0%"),
+            "loss with these at zero": ("{1}", "scores/pruned/loss", ".4f"),
+            "loss with weights and inputs in 8 bits": ("{1}", "scores/8 bits/loss", ".4f"),
+            "... without the gate": ("{0}", "scores/8 bits/loss", ".4f"),
+        },
+    ),
+    "horizon by seed": partial(
+        by_seed,
+        "horizon",
+        {
+            "loss, no gate": ("none", LOSS, ".3f"),
+            "sigmoid": ("sigmoid", LOSS, ".3f"),
+            "lower by": ("none - sigmoid", LOSS, "+.3f"),
+            "... after 1,500 steps": ("none 1,500 - sigmoid 1,500", LOSS, "+.3f"),
+            "induction, no gate": ("none", INDUCTION, ".1%"),
+            "sigmoid ": ("sigmoid", INDUCTION, ".1%"),
+            "from one": ("wide", INDUCTION, ".1%"),
+            "one per head": ("headwise", INDUCTION, ".1%"),
+        },
+    ),
+    "rivals on text": partial(
+        grid,
+        "rivals_on_text",
+        {
+            "sigmoid gate": ("none", "sigmoid"),
+            "token's sink": ("none", "sink token"),
+            "headwise gate": ("none", "headwise"),
+            "head's sink": ("none", "sink head"),
+            "softpick": ("none", "softpick"),
+            "FoX": ("none", "FoX"),
+        },
+        LOSSES
+        | PARTS
+        | {
+            "ms a step": ("{1}", "step_ms", ".0f"),
+            "... without": ("{0}", "step_ms", ".0f"),
+        },
+    ),
+    "rates of rivals": partial(
+        tried_rates,
+        "rivals_on_text",
+        ["none", "sigmoid", "sink token"],
+        [0.0015, 0.003, 0.006, 0.012],
+    ),
+    "gains of mixers": partial(
+        grid,
+        "one_harness",
+        FIVE,
+        {
+            "rate without": ("{0}", "config/learning_rate", "g"),
+            "rate with": ("{1}", "config/learning_rate", "g"),
+        }
+        | LOSSES
+        | PARTS
+        | {"lower at step 1,500, on 100,000 bytes, by": ("{0} - {1}", "at/1500", "+.3f")},
+    ),
     "worth of FLOPs": worth_of_flops,
-    "rates of softmax": lambda: tried_rates("one_harness", ["softmax", "softmax sigmoid"]),
-    "sink": sink_of_gates,
-    "sink of rivals": sink_of_rivals,
-    "states": states,
-    "state sizes": state_sizes,
-    "log-linear": log_linear,
-    "old text": old_text,
-    "late gate": late_gate,
+    "rates of softmax": partial(
+        tried_rates,
+        "one_harness",
+        ["softmax", "softmax sigmoid"],
+        [0.0015, 0.003, 0.006, 0.012],
+    ),
+    "sink": partial(
+        sinks,
+        "sink",
+        [
+            "none",
+            "elementwise",
+            "sigmoid2",
+            "headwise",
+            "elementwise@value",
+            "static",
+            "non_sparse",
+            "gla",
+            "mamba2",
+            "gated_deltanet",
+            "cosformer",
+        ],
+    ),
+    "sink of rivals": partial(
+        sinks,
+        "sink_rivals",
+        [
+            "none",
+            "elementwise",
+            "headwise",
+            "elementwise@value",
+            "FoX",
+            "softpick",
+            "sink zero",
+            "sink head",
+            "sink token",
+            "window",
+        ],
+    ),
+    "log-linear": partial(
+        grid,
+        "log_linear",
+        {
+            "plain": ("plain", "plain sigmoid"),
+            "Guo": ("guo", "guo sigmoid"),
+            "merged": ("merged", "merged sigmoid"),
+        },
+        {
+            "no convolution: accuracy after 1,500 steps": ("{0}", "accuracy", ".1%"),
+            "... with a sigmoid gate": ("{1}", "accuracy", ".1%"),
+            "convolution of 4: accuracy": ("conv {0}", "accuracy", ".1%"),
+            "... with a sigmoid gate ": ("conv {1}", "accuracy", ".1%"),
+        },
+    ),
 }
 
 

@@ -16,111 +16,34 @@ from pathlib import Path
 from typing import Any
 
 from base.files import read_jsonl
-from base.rules import did_you_mean, show, wrong_field
+from base.rules import wrong_field
 from configurator import UserError
 from keys import CLASS_OF, keys_of_today
 
 RUN = ("arm", "seed", "purpose", "branch", "config", "data")  # what identifies a run
 
-# what the fields of a row may be, as rules of rules.wrong_field
+# what the fields of a row may be, as rules of rules.wrong_field, and those of each kind of query
 TEXT, DICT, MANY = (str, 0, 999), (dict, 0, 9999), 1 << 20
 COUNT, NUMBER, STEP = (int, 0, 1 << 62), (float, -1e30, 1e30, None), (float, 0, 1 << 62)
-TEXT_OR_NONE, SECONDS = (*TEXT, None), (float, 0, 1e12)
-LENGTH = {"block_size": COUNT, "loss?": NUMBER}
-# of query
 OF_KIND = {"share": NUMBER, "effective": NUMBER, "gate_mean": {str: NUMBER}, "loss": NUMBER}
-BRANCH = {"of": TEXT, "at": COUNT}
 ROW = {
-    "arm": TEXT, "seed": COUNT, "purpose?": {"selection"}, "branch?": BRANCH,
-    "config": DICT, "data": DICT, "init_from?": DICT, "metric": {"accuracy", "val_loss"}, "prepare?": TEXT,
-    "finite": (bool, 0, 1), "accuracy?": (float, -1e-3, 1.001, None), "val_loss?": NUMBER,
-    "curve": [[NUMBER, 2, 2], 1, MANY], "horizon?": COUNT, "last_step?": COUNT, "seconds": SECONDS, "ended?": SECONDS,
-    "scores": {str: {"slices?": {str: NUMBER}, "lengths?": [LENGTH, 0, 99]}}, "scored?": {str: DICT},
-    "tokens_per_second?": NUMBER, "step_ms?": NUMBER, "flops_per_token?": NUMBER, "n_params?": COUNT,
-    "state_bytes?": COUNT, "data_version?": COUNT, "planned_seeds?": [COUNT, 0, 9999], "processes?": (int, 1, MANY),
-    "threads?": (*COUNT, None), "dtype?": TEXT_OR_NONE, "device?": TEXT_OR_NONE, "code_sha256?": TEXT_OR_NONE,
-    "git_commit?": TEXT_OR_NONE, "git_dirty?": (bool, 0, 1, None), "versions?": DICT, "meters?": DICT,
-    "loss?": {str: NUMBER}, "loss_curve?": [{"step": COUNT, str: NUMBER}, 0, MANY],
+    "arm": TEXT, "seed": COUNT, "purpose?": {"selection"}, "branch?": {"of": TEXT, "at": COUNT},
+    "config": DICT, "data": DICT, "metric": {"accuracy", "val_loss"}, "prepare?": TEXT,
+    "finite": (bool, 0, 1), "accuracy": NUMBER, "val_loss": NUMBER, "curve": [[NUMBER, 2, 2], 1, MANY],
+    "horizon?": COUNT, "seconds": STEP, "ended?": STEP, "scores": {str: DICT}, "scored?": {str: DICT},
+    "data_version?": COUNT, "planned_seeds?": [COUNT, 0, 9999], "processes?": (int, 1, MANY), "meters?": DICT,
+    "loss_curve?": [{"step": COUNT, str: NUMBER}, 0, MANY],
     "sinks?": [{"step": COUNT, "value_norm": NUMBER, str: OF_KIND}, 0, MANY],
 }  # fmt: skip
 
 
-# where a number stands in a row, for the paths of claims: {name: None for a number or a list of
-# them, or what is inside}; str: any name, of a score, a kind of query, a slice, a gate's position,
-# or a key
-OF_LOSS = dict.fromkeys(
-    ("near", "far", "repeated", "elsewhere", "far_minus_near", "repeated_minus_elsewhere")
-)
-OF_QUERIES = ("share", "to_sink", "effective", "loss")
-OF_METERS = (
-    "sink",
-    "to_sink",
-    "sink_baseline",
-    "effective_sink",
-    "value_norm",
-    "branch",
-    "max_activation",
-)
-OF_METERS += ("max_over_median", "induction")
-OF_SCORE = (
-    "loss",
-    "perplexity",
-    "accuracy",
-    "labels",
-    "bits_per_byte",
-    "bytes",
-    "word_perplexity",
-    "tokens_per_word",
-)
-OF_SCORE += ("words", "block_size", "trained_length", "rope_factor", "prune_below", "step")
-OF_RUN = (
-    "accuracy",
-    "val_loss",
-    "tokens_per_second",
-    "step_ms",
-    "flops_per_token",
-    "n_params",
-    "state_bytes",
-)
-OF_RUN += ("seconds", "horizon", "last_step", "processes", "threads")
-NUMBERS: dict = dict.fromkeys(OF_RUN) | {
-    "loss": OF_LOSS,
-    "scores": {str: dict.fromkeys(OF_SCORE) | {"slices": {str: None}, "loss_of": OF_LOSS}},
-    "meters": dict.fromkeys(OF_METERS) | {
-        "gate_mean": {str: None}, "gate_below_0.1": {str: None},
-        "kinds": {str: dict.fromkeys(OF_QUERIES) | {"gate_mean": {str: None}}},
-    },
-    "config": {str: None}, "data": {str: None},
-}  # fmt: skip
-
-
-def wrong_path(path: list[str]) -> str | None:
-    """Says what is wrong with the path to a number of a row, or returns None."""
-    inside, before = NUMBERS, "a row"
-    for name in path:
-        if inside is None:
-            return f"{show(before)} is a number, and has no {show(name)}"
-        if str not in inside and name not in inside:
-            return f"{before} has no {show(name)}{did_you_mean(name, inside)}"
-        inside, before = inside[str] if str in inside else inside[name], name
-    if inside is None:
-        return None
-    names = "names of its own" if str in inside else ", ".join(inside)
-    return f"{before} is no number; it has {names}"
-
-
 def wrong_row(row: dict) -> str | None:
     """Says in words what is wrong with a row, or returns None."""
-    if wrong := wrong_field(row, ROW):
+    wrong = wrong_field(row, ROW)
+    if wrong:
         return wrong
-    steps, values = zip(*row["curve"], strict=True)
-    a_number = NUMBER[:3] if row["finite"] else NUMBER
-    rules: dict = {
-        "curve: step": [STEP, 1, MANY],
-        "curve": [a_number, 1, MANY],
-        row["metric"]: a_number,
-    }
-    return wrong_field(row | {"curve: step": list(steps), "curve": list(values)}, rules)
+    steps = [step for step, _ in row["curve"]]
+    return wrong_field(steps, [STEP, 1, MANY], "curve: step")
 
 
 def read_rows(folder: Path) -> list[dict]:
@@ -128,7 +51,8 @@ def read_rows(folder: Path) -> list[dict]:
     a wrong field."""
     rows: dict[str, dict] = {}
     for number, row in enumerate(read_jsonl(folder / "rows.jsonl"), 1):
-        if wrong := wrong_row(row):
+        wrong = wrong_row(row)
+        if wrong:
             raise UserError(f"{folder / 'rows.jsonl'} line {number}: {wrong}")
         name = text_of(row)
         if name not in rows or row.get("ended", 0) > rows[name].get("ended", 0):
@@ -183,24 +107,26 @@ def variant_of(row: dict) -> str:
     return row["arm"].removeprefix(mixer_of(row)).strip(" ,") or "none"
 
 
-def scores_of(config, row: dict) -> dict[str, dict | None]:
-    """{name: score} of the scores that the config asks for of the row's arm; None: it lacks it, or
-    it was made with other keys."""
-    arm, made, scores = row["arm"], row.get("scored", {}), row.get("scores", {})
-    wanted = {
-        name: keys
-        for name, keys in config.scores.items()
-        if arm in config.scores_of.get(name, [arm])
-    }
+def wanted_scores(config, arm: str) -> dict[str, dict]:
+    """{name: keys of evaluate.py} of the scores that the config asks for of an arm."""
     return {
-        name: scores.get(name) if made.get(name) == as_read(keys) else None
-        for name, keys in wanted.items()
+        name: as_read(keys)
+        for name, keys in config.scores.items()
+        if arm in config.scores_of.get(name, config.arms)
     }
 
 
-def missing_scores(config, row: dict) -> list[str]:
-    """The names of the scores that a row, or a run, lacks. A run that diverged or chose a rate is
-    not scored."""
-    if "purpose" in row or not row.get("finite", True):
-        return []
-    return [name for name, score in scores_of(config, row).items() if score is None]
+def scores_of(config, row: dict) -> dict[str, dict]:
+    """{name: score} of the scores that the config asks for, and that were made with its keys."""
+    made = row.get("scored", {})
+    return {
+        name: row["scores"][name]
+        for name, keys in wanted_scores(config, row["arm"]).items()
+        if name in row["scores"] and made.get(name) == keys
+    }
+
+
+def is_scored(config, row: dict) -> bool:
+    """Whether a row has all scores that the config asks for. A run that was not finite has none."""
+    wanted = wanted_scores(config, row["arm"])
+    return not row["finite"] or scores_of(config, row).keys() == wanted.keys()

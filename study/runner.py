@@ -35,16 +35,7 @@ from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, kept_checkpoint, read_metrics, write_text
 from study import report
 from study.plan import Plan, name_of, steps_of
-from study.rows import (
-    OF_KIND,
-    as_read,
-    missing_scores,
-    read_rows,
-    run_of,
-    scores_of,
-    script_of,
-    text_of,
-)
+from study.rows import OF_KIND, read_rows, script_of, text_of, wanted_scores
 
 LOOK = 2.0  # seconds between looks at the rows of other workers
 OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
@@ -71,73 +62,51 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
         files.check_inside(out_dir, folders=["locks"])
     plan = Plan(config, read_rows(out_dir))
     check_rows(config, plan, out_dir)
-    more = "; more follow when learning rates are chosen" if plan.waits_for_rates else ""
+    waits = any(choice["rate"] is None for choice in plan.choices)
+    more = "; more follow when learning rates are chosen" if waits else ""
     done = f"{len(plan.done)} runs are done already"
     print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
-    if lost := sorted(name_of(run) for run in plan.unscored if not is_kept(run, out_dir)):
-        words = "a score of theirs needs; to run one again, remove its row"
-        print(
-            f"  {len(lost)} finished runs have no checkpoint in {out_dir} ({', '.join(lost[:3])}), which {words}"
-        )
-    if config.run and to_do(plan, out_dir):
+    if config.run and plan.lacking:
         with signals_to(stop):
             work(config, out_dir)
         plan = Plan(config, read_rows(out_dir))
-    if (table := report.rates_table(config, plan.choices)) is not None:
-        print(f"\n{table}")
-    if lacking := len(plan.compared) - len(plan.shown):
+    lacking = len(plan.compared) - len(plan.shown)
+    if lacking:
         print(f"{lacking} of {len(plan.compared)} runs have no row yet")
-    if hidden := sum("purpose" not in row for row in plan.others):
-        print(
-            f"{hidden} rows are not shown: they have other keys, or wait for a learning rate that is not chosen yet"
-        )
-    shown = []
-    for row in plan.shown:  # a row in the file may have more scores
-        scores = {
-            name: score for name, score in scores_of(config, row).items() if score is not None
-        }
-        shown.append(row | {"scores": scores})
-    return shown or None
+    hidden = sum("purpose" not in row for row in plan.others)
+    if hidden:
+        words = "they have other keys, or wait for a learning rate that is not chosen yet"
+        print(f"{hidden} rows are not shown: {words}")
+    if plan.unscored:
+        words = "remove these rows and start again: the runs that ended are scored, not repeated"
+        print(f"{len(plan.unscored)} rows lack a score that the config asks for; {words}")
+    return plan.shown or None
 
 
 def check_rows(config, plan: Plan, out_dir: Path) -> None:
-    """Raises UserError for rows of these runs that are about another metric, or about data of
-    another script or of several versions. Rows about another version than the script's are shown,
-    and no run is added to them."""
-    for name, ours in {"metric": config.metric, "prepare": config.prepare}.items():
-        if other := {row.get(name, ours) for row in plan.done} - {ours}:
-            raise UserError(
-                f"{name}={ours}: the rows in {out_dir} have {name}={min(other)}; take another --out_dir"
-            )
-    now, rows_of = (
-        script_of(config.prepare).VERSION,
-        {row.get("data_version", 1) for row in plan.done},
-    )
-    if rows_of - {now}:  # rows of before this key are about a first version
-        versions = ", ".join(map(str, sorted(rows_of)))
-        about = f"the rows in {out_dir} are about version {versions} of data/{config.prepare}; it is at version {now}"
-        if len(rows_of) > 1 or config.run and to_do(plan, out_dir):
-            raise UserError(f"{about}: take another --out_dir for the new data")
-        print(about)
+    """Raises UserError for rows of these runs that are about another metric or data of another
+    script, and where a run would be added to rows about another version of that script."""
+    ours = {"metric": config.metric, "prepare": config.prepare}
+    if config.run and plan.lacking:
+        ours["data_version"] = script_of(config.prepare).VERSION
+    for row in plan.done:
+        there = {"prepare": config.prepare, "data_version": 1} | row  # older rows lack them
+        for name, value in ours.items():
+            if there[name] != value:
+                words = f"the rows in {out_dir} have {name}={there[name]}; take another --out_dir"
+                raise UserError(f"{name}={value}: {words}")
 
 
-def to_do(plan: Plan, out_dir: Path) -> list[dict]:
-    """What can be done now: runs without a row, and rows that lack a score whose checkpoints are
-    still there."""
-    return [*plan.lacking, *(row for row in plan.unscored if is_kept(row, out_dir))]
-
-
-def is_ready(item: dict, plan: Plan, out_dir: Path) -> bool:
+def is_ready(run: dict, plan: Plan, out_dir: Path) -> bool:
     """Whether a branch can begin: the checkpoint that it goes on from is there. Raises UserError
-    where the run that was to keep it has ended without."""
-    if "branch" not in item or "finite" in item:
+    where no run will make it."""
+    if "branch" not in run or start_of_branch(run, out_dir).is_file():
         return True
-    file = start_of_branch(item, out_dir)
-    of, seed = item["branch"]["of"], item["seed"]
-    if not file.is_file() and any(row["arm"] == of and row["seed"] == seed for row in plan.shown):
-        words = f"goes on from {file}, which is not there, though that run has ended; to make it again, remove its row"
-        raise UserError(f"{name_of(item)}: {words}")
-    return file.is_file()
+    parent = run["branch"]["of"], run["seed"]
+    if parent in [(other["arm"], other["seed"]) for other in plan.lacking]:
+        return False
+    words = "which is not there, and no run that is left makes it; to repeat one, remove its row"
+    raise UserError(f"{name_of(run)}: goes on from {start_of_branch(run, out_dir)}, {words}")
 
 
 def start_of_branch(run: dict, out_dir: Path) -> Path:
@@ -149,60 +118,64 @@ def start_of_branch(run: dict, out_dir: Path) -> Path:
 def stop(number: int) -> NoReturn:
     """What a signal does: `work` ends, and lets its runs save."""
     name = signal.Signals(number).name
-    tell(
-        f"{name}: the runs save and end. A second SIGTERM or Ctrl-C ends this worker alone, at once"
-    )
+    words = "the runs save and end. A second SIGTERM or Ctrl-C ends this worker alone, at once"
+    tell(f"{name}: {words}")
     sys.exit(128 + number)
 
 
+@dataclasses.dataclass
+class Job:
+    """A run that goes on: its process, and the rest of `carry_out`."""
+
+    name: str
+    gpu: str | None
+    rest: Generator[subprocess.Popen, None, dict]
+    process: subprocess.Popen
+
+
 def work(config, out_dir: Path) -> None:
-    """Runs what no other worker runs, until nothing is left to do for any of them. A signal stops
+    """Makes the runs that no other worker makes, until none is left for any of them. A signal stops
     the runs, which save first."""
     gpus = gpus_of(config)
     jobs = jobs_of(config, gpus)
     # of each process of a run; results may depend on it: for the first run as for the last one
     threads = max(1, usable_cores() // (jobs * config.processes_per_run))
-    running: list[dict] = []
+    running: list[Job] = []
     look_at, waits = 0.0, False
     try:
         while True:
             if len(running) < jobs and time.monotonic() >= look_at:
                 plan = Plan(config, read_rows(out_dir))
-                items = to_do(plan, out_dir)
-                if not items and not running:
+                if not plan.lacking and not running:
                     return
-                for item in (one for one in items if is_ready(one, plan, out_dir)):
-                    is_ours = name_of(item) in [job["name"] for job in running]
-                    if (
-                        len(running) < jobs
-                        and not is_ours
-                        and (held := take(config, item, out_dir)) is not None
-                    ):
-                        gpu = min(gpus, key=[job["gpu"] for job in running].count, default=None)
-                        rest = carry_out(config, item, out_dir, threads, gpu, held)
-                        running.append(
-                            {"name": name_of(item), "gpu": gpu, "rest": rest, "process": next(rest)}
-                        )
+                for run in plan.lacking:
+                    if len(running) == jobs:
+                        break
+                    held = take(run, out_dir) if is_ready(run, plan, out_dir) else None
+                    if held is not None:
+                        gpu = min(gpus, key=[job.gpu for job in running].count, default=None)
+                        rest = carry_out(config, run, out_dir, threads, gpu, held)
+                        running.append(Job(name_of(run), gpu, rest, next(rest)))
                 if not running and not waits:
-                    print(
-                        f"waiting for {len(items)} runs of other workers, first {name_of(items[0])}"
-                    )
+                    first = name_of(plan.lacking[0])
+                    print(f"waiting for {len(plan.lacking)} runs of other workers, first {first}")
                 waits, look_at = not running, time.monotonic() + LOOK
             time.sleep(0.2)
-            for job in [job for job in running if job["process"].poll() is not None]:
+            for job in [job for job in running if job.process.poll() is not None]:
                 try:
-                    job["process"] = next(job["rest"])
+                    job.process = next(job.rest)
                 except StopIteration as end:
                     running.remove(job)
-                    done = f"{end.value['seconds']:.0f} s ({len(plan.done) + 1} of {len(plan.runs)} runs)"
-                    print(f"{job['name']}: {report.show(config, end.value)}, {done}", flush=True)
-                    look_at = 0.0
+                    row, look_at = end.value, 0.0
+                    done = f"{len(plan.done) + 1} of {len(plan.runs)} runs"
+                    end_of_run = f"{report.show(config, row)}, {row['seconds']:.0f} s"
+                    print(f"{job.name}: {end_of_run} ({done})", flush=True)
     finally:
         for job in running:
-            job["process"].terminate()
+            job.process.terminate()
         for job in running:
-            job["process"].wait()
-            job["rest"].close()
+            job.process.wait()
+            job.rest.close()
 
 
 def lock(out_dir: Path, name: str, wait: float = 0.0) -> IO:
@@ -212,17 +185,17 @@ def lock(out_dir: Path, name: str, wait: float = 0.0) -> IO:
     return files.lock(folder, wait)
 
 
-def take(config, item: dict, out_dir: Path) -> IO | None:
+def take(run: dict, out_dir: Path) -> IO | None:
     """Locks a run. None: another worker has it, or processes of one that was killed; or it has a
     row by now."""
     try:
-        held = lock(out_dir, name_of(item))
+        held = lock(out_dir, name_of(run))
     except files.InUse:
         return None
-    if text_of(item) in map(text_of, to_do(Plan(config, read_rows(out_dir)), out_dir)):
-        return held
-    held.close()
-    return None
+    if text_of(run) in map(text_of, read_rows(out_dir)):
+        held.close()
+        return None
+    return held
 
 
 def append_row(out_dir: Path, row: dict) -> None:
@@ -233,14 +206,19 @@ def append_row(out_dir: Path, row: dict) -> None:
 
 
 def gpus_of(config) -> list[str]:
-    """The GPUs of each run that goes on at a time, as CUDA_VISIBLE_DEVICES names them: of this machine, or as many as
-    --dry_run plans for; none for runs on the CPU. Raises UserError if one run needs more."""
-    each, planned = config.processes_per_run, config.gpus * config.dry_run
-    if not planned and pick_device(config.base.get("device", "auto")) != "cuda":
+    """The GPUs of each run that goes on at a time, as CUDA_VISIBLE_DEVICES names them: of this
+    machine, or as many as --dry_run plans for; none for runs on the CPU. Raises UserError if one
+    run needs more."""
+    each = config.processes_per_run
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if config.dry_run and config.gpus:
+        names = list(map(str, range(config.gpus)))
+    elif pick_device(config.base.get("device", "auto")) != "cuda":
         return []
-    names = list(map(str, range(planned or torch.cuda.device_count())))
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) and not planned:
+    elif visible:
         names = visible.split(",")
+    else:
+        names = list(map(str, range(torch.cuda.device_count())))
     if len(names) < each:
         raise UserError(f"processes_per_run={each}: each needs a GPU, and there are {len(names)}")
     return [",".join(names[i : i + each]) for i in range(0, len(names) - each + 1, each)]
@@ -253,137 +231,117 @@ def jobs_of(config, gpus: list[str]) -> int:
 
 
 def carry_out(
-    config, item: dict, out_dir: Path, threads: int, gpu: str | None, held: IO
+    config, run: dict, out_dir: Path, threads: int, gpu: str | None, held: IO
 ) -> Generator[subprocess.Popen, None, dict]:
-    """Makes a run with its scores, or the scores that a row lacks: yields each process in turn, and
-    goes on when that one has ended. It appends the row, which it returns, and then gives the lock
-    of the run back."""
-    run, folder, is_new = run_of(item), out_dir / name_of(item), "finite" not in item
+    """Makes a run with its scores: yields each process in turn, and goes on when that one has
+    ended. It appends the row, which it returns, and then gives the lock of the run back."""
+    folder = out_dir / name_of(run)
     with held:
-        row, data = dict(item), prepare(config, run["data"], run["seed"], out_dir / "data")
+        data = prepare(config, run["data"], run["seed"], out_dir / "data")
         started = time.time()
-        if is_new:
-            if any(
-                (folder / name).is_file() for name in ("ckpt.pt", "metrics.jsonl")
-            ) and not is_of(run, folder):
-                raise UserError(
-                    f"{folder}: holds a run of other keys; move it away, or take another --out_dir"
-                )
-            files.claim(folder, "run")
-            keys = {"eval_whole": True, "threads": threads} | run["config"]
-            keys |= {"dataset": str(data), "out_dir": str(folder), "init_from": "auto"}
-            write_text(folder / "run.json", json.dumps(run))
-            if "branch" in run and not (folder / "ckpt.pt").is_file():
-                files.link_whole(start_of_branch(run, out_dir), folder / "ckpt.pt")
-            (folder / "log.txt").unlink(missing_ok=True)
-            yield (
-                process := start_process(
-                    ("train.py", keys), folder, threads, gpu, config.processes_per_run, held
-                )
-            )
-            row = finish(config, run, folder, process.returncode)
-            if "branch" in run:  # the seconds of its checkpoint are the other run's
-                row["seconds"] -= checkpoints.load(start_of_branch(run, out_dir), mapped=True)[
-                    "seconds"
-                ]
-        about = {"checkpoint": str(folder / "ckpt.pt"), "dataset": str(data)}
-        about["device"] = run["config"].get("device", "auto")
-        for name in missing_scores(config, row):
+        claim_run(run, folder)
+        if "branch" in run and not (folder / "ckpt.pt").is_file():
+            files.link_whole(start_of_branch(run, out_dir), folder / "ckpt.pt")
+        keys = {"eval_whole": True, "threads": threads} | run["config"]
+        keys |= {"dataset": str(data), "out_dir": str(folder), "init_from": "auto"}
+        n = config.processes_per_run
+        process = start_process("train.py", keys, folder, threads, gpu, n, held)
+        yield process
+        row = finish(config, run, folder, process.returncode)
+        if "branch" in run:  # the seconds of its checkpoint are the other run's
+            before = checkpoints.load(start_of_branch(run, out_dir), mapped=True)
+            row["seconds"] -= before["seconds"]
+        wanted = wanted_scores(config, run["arm"])
+        if "purpose" in run or not row["finite"]:
+            wanted = {}
+        for name, score_keys in wanted.items():
             file = folder / f"score_{name}.json"
-            keys = about | config.scores[name] | {"out": str(file)}
-            yield (process := start_process(("evaluate.py", keys), folder, threads, gpu, 1, held))
+            keys = {
+                "dataset": str(data),
+                "device": run["config"].get("device", "auto"),
+            } | score_keys
+            keys |= {"checkpoint": str(folder / "ckpt.pt"), "out": str(file)}
+            process = start_process("evaluate.py", keys, folder, threads, gpu, 1, held)
+            yield process
             check_end(folder, process.returncode)
             score = files.read_json(file)
             score.pop("checkpoint", None)  # a path of this machine
-            row["scores"] = row["scores"] | {name: score}
-            row["scored"] = row.get("scored", {}) | {name: as_read(config.scores[name])}
-        if is_new:
-            row["seconds"] = max(row["seconds"], time.time() - started)
-        # where a run has two rows, the later one counts, also if a machine whose clock is ahead
-        # made the first
-        row["ended"] = max(time.time(), row.get("ended", 0) + 1e-3)
+            row["scores"][name] = score
+            row["scored"][name] = score_keys
+        row["seconds"] = max(row["seconds"], time.time() - started)
+        row["ended"] = time.time()
         append_row(out_dir, row)  # other machines see it before the lock goes
     return row
 
 
-def is_of(run: dict, folder: Path) -> bool:
-    """Whether the folder is of this very run, and not of what the experiment was before an edit."""
+def claim_run(run: dict, folder: Path) -> None:
+    """Makes the folder of a run. Raises UserError where it holds another one, as one of what the
+    experiment was before an edit."""
     file = folder / "run.json"
-    return file.is_file() and files.read_json(file) == run
-
-
-def is_kept(item: dict, out_dir: Path) -> bool:
-    """Whether the checkpoint of the end of a run, or of a row's run, is still there."""
-    run, folder = run_of(item), out_dir / name_of(item)
-    if not is_of(run, folder) or not (folder / "ckpt.pt").is_file():
-        return False
-    return [row["event"] for row in read_metrics(folder / "metrics.jsonl")][-1:] == ["end"]
+    has_begun = (folder / "ckpt.pt").is_file() or (folder / "metrics.jsonl").is_file()
+    if has_begun and not (file.is_file() and files.read_json(file) == run):
+        words = "holds a run of other keys; move it away, or take another --out_dir"
+        raise UserError(f"{folder}: {words}")
+    files.claim(folder, "run")
+    write_text(file, json.dumps(run))
+    (folder / "log.txt").unlink(missing_ok=True)
 
 
 def prepare(config, keys: dict, seed: int, place: Path) -> Path:
     """The folder of the data that data/*/prepare.py makes of these keys, made now unless it is
     there. The data have the run's seed, unless the keys name another; where the script has none,
-    all seeds share the data."""
+    all seeds share the data. Raises UserError for a folder of other data, unless
+    config.overwrite."""
     script, folder = script_of(config.prepare), place / "all"
     if "seed" in {field.name for field in dataclasses.fields(script.Config)} - keys.keys():
         keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
+    about = {"prepare": config.prepare, "keys": keys}
     place.mkdir(parents=True, exist_ok=True)
     # workers that start together need the same data; the lock lies beside the folder, which is the
     # data set's alone
     with lock(place, folder.name, wait=math.inf):
-        if not is_prepared(config.prepare, keys, folder):
+        if not is_prepared(about, script.VERSION, folder):
             # data that other experiments share by a link are read, and not made anew
             files.check_inside(place.parent, folders=[place.name])
             files.check_inside(place, folders=[folder.name])
-            files.claim(folder, "data set")
-            # from here on a data set in the folder is the experiment's own, from before an edit of
-            # its config
-            is_own = (folder / "prepared.json").is_file()
-            if is_own:
-                write_text(folder / "prepared.json", "{}")  # until the new one is there
-            given = keys | {"out_dir": str(folder), "overwrite": is_own}
+            given = keys | {"out_dir": str(folder), "overwrite": config.overwrite}
             with contextlib.redirect_stdout(io.StringIO()):
                 script.main([f"--config_override={json.dumps(given)}"])
-            write_text(
-                folder / "prepared.json", json.dumps({"prepare": config.prepare, "keys": keys})
-            )
+            write_text(folder / "prepared.json", json.dumps(about))
     return folder
 
 
-def is_prepared(script: str, keys: dict, folder: Path) -> bool:
-    """Whether data/SCRIPT/prepare.py has made the folder of these keys, at the version that it is
-    at now."""
+def is_prepared(about: dict, version: int, folder: Path) -> bool:
+    """Whether the folder holds the data of this script and its keys, at the version that it is at
+    now."""
     file, meta = folder / "prepared.json", folder / "meta.json"
-    if not (file.is_file() and meta.is_file()) or files.read_json(file) != {
-        "prepare": script,
-        "keys": keys,
-    }:
+    if not (file.is_file() and meta.is_file()) or files.read_json(file) != about:
         return False
-    about = files.read_json(meta)
-    return isinstance(about, dict) and about.get("generator_version") == script_of(script).VERSION
+    made = files.read_json(meta)
+    return isinstance(made, dict) and made.get("generator_version") == version
 
 
 def start_process(
-    command, folder: Path, threads: int, gpu: str | None, processes: int, held: IO
+    script: str, keys: dict, folder: Path, threads: int, gpu: str | None, processes: int, held: IO
 ) -> subprocess.Popen:
     """Starts a script in a process of its own, or under torchrun in several that share its work. It
     holds the lock of the run, too, which is therefore not free before it ends, also where the
     worker is killed."""
-    script, keys = command
-    environment = {"OMP_NUM_THREADS": str(threads)} | (
-        {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-    )
-    launcher = []
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    command = [sys.executable]
     if processes > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         # seconds that torchrun leaves them to save in
         environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "600"
+    command += [str(ROOT / script), f"--config_override={json.dumps(keys)}"]
     with files.open_to_append(folder / "log.txt") as log:
         return subprocess.Popen(
-            [sys.executable, *launcher, ROOT / script, f"--config_override={json.dumps(keys)}"],
+            command,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | environment,
+            env=environment,
             # a terminal's Ctrl-C is for this process, which then asks each run once
             start_new_session=True,
             pass_fds=[held.fileno()],
@@ -394,52 +352,37 @@ def check_end(folder: Path, status: int) -> list[dict]:
     """The rows of metrics.jsonl of a run whose process has ended. Raises UserError for a crash; to
     stop where the loss is not finite is none."""
     metrics = read_metrics(folder / "metrics.jsonl")
-    # status 1 is any exception's, too
-    was_stopped = status == 1 and metrics[-1:] and metrics[-1]["event"] == "stopped"
-    if status and not was_stopped or "eval" not in [row["event"] for row in metrics]:
-        lines = (
-            (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        )
-        # behind the error of the run other ranks may tell that they have lost it, and torchrun
-        # prints a report
-        errors = sorted(
-            filter(lambda line: line.startswith("error: "), lines),
-            key=lambda line: "has lost the" in line,
-        )
-        tail = [*errors, *lines[-1:], ""][0]
-        raise UserError(
-            f"{folder.name} ended with status {status}: {tail} (all of it: {folder / 'log.txt'})"
-        )
-    return metrics
+    events = [row["event"] for row in metrics]
+    was_stopped = status == 1 and events[-1:] == ["stopped"]  # status 1 is any exception's, too
+    if "eval" in events and (status == 0 or was_stopped):
+        return metrics
+    log = folder / "log.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    # other ranks may tell first that they have lost the one of the error, and torchrun prints a
+    # report at the end
+    errors = [line for line in lines if line.startswith("error: ")]
+    first = [line for line in errors if "has lost the" not in line]
+    reason = [*first, *errors, *lines[-1:], ""][0]
+    raise UserError(f"{folder.name} ended with status {status}: {reason} (all of it: {log})")
 
 
 def finish(config, run: dict, folder: Path, status: int) -> dict:
     """The row of a run that has been trained, or has diverged. Raises UserError for a crash."""
     metrics, about = check_end(folder, status), files.read_json(folder / "config.json")
     evaluations = [row for row in metrics if row["event"] == "eval"]
-    speed = statistics.median(
-        [row["tokens_per_second"] for row in metrics if row["event"] == "train"] or [math.nan]
-    )
+    speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
+    speed = statistics.median(speeds or [math.nan])
     end = evaluations[-1] | metrics[-1]  # the row of event "end" has the numbers of the whole split
-    sinks = [  # the meters of each kind of query, for the figures, if the data set names kinds
-        {"step": row["step"], "value_norm": meters["value_norm"]}
-        | {
-            kind: {name: values[name] for name in OF_KIND}
-            for kind, values in meters["kinds"].items()
-        }
-        for row in evaluations
-        if (meters := row.get("meters", {})).get("kinds")
-    ]
     row = run | {
         "finite": status == 0,
         "horizon": about["config"]["max_iters"],
         "last_step": metrics[-1]["step"],  # before the horizon: solved, or not finite
-        "accuracy": end["accuracy"] if status == 0 else math.nan,
-        "val_loss": end["val_loss"] if status == 0 else math.nan,
+        "accuracy": end["accuracy"] if status == 0 else None,
+        "val_loss": end["val_loss"] if status == 0 else None,
         "metric": config.metric,
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "meters": evaluations[-1].get("meters", {}),
-        "sinks": sinks,
+        "sinks": [sink_of(row) for row in evaluations if row.get("meters", {}).get("kinds")],
         "loss": end.get("loss_of", {}),
         "loss_curve": [
             {"step": row["step"]} | row["loss_of"] for row in evaluations if "loss_of" in row
@@ -449,11 +392,20 @@ def finish(config, run: dict, folder: Path, status: int) -> dict:
         "scores": {},
         "scored": {},
         "seconds": metrics[-1].get("seconds", 0),  # over all starts of the run
-        **{name: about.get(name) for name in OF_CODE_AND_MACHINE},
         "processes": config.processes_per_run,
         "prepare": config.prepare,
         "data_version": script_of(config.prepare).VERSION,
         # a claim whose seeds were added later shows
         "planned_seeds": config.seeds_of.get(run["arm"], config.seeds),
     }
+    row |= {name: about.get(name) for name in OF_CODE_AND_MACHINE}
     return json.loads(json.dumps(row), parse_constant=lambda constant: None)  # NaN is no JSON
+
+
+def sink_of(evaluation: dict) -> dict:
+    """The meters of each kind of query, for the figures, where the data set names kinds."""
+    meters = evaluation["meters"]
+    point = {"step": evaluation["step"], "value_norm": meters["value_norm"]}
+    for kind, values in meters["kinds"].items():
+        point[kind] = {name: values[name] for name in OF_KIND}
+    return point

@@ -55,16 +55,15 @@ def contrast(rows: list[dict], weights: dict[str, float], path: Sequence[str]) -
     by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
     sums = {}
     for seed in sorted({seed for _, seed in by_run}):
-        values = [by_run.get((arm, seed)) for arm in weights]
-        if wrong := [value for value in values if not isinstance(value, int | float | None)]:
-            raise UserError(
-                f"of={show(list(path))}: leads to {show(wrong[0])} in a row, and not to a number"
-            )
-        # a run that diverged has None
-        if all(value is not None and math.isfinite(value) for value in values):
-            sums[seed] = sum(
-                weight * value for weight, value in zip(weights.values(), values, strict=True)
-            )
+        total = 0.0
+        for arm, weight in weights.items():
+            value = by_run.get((arm, seed))
+            if not isinstance(value, int | float | None):
+                words = f"leads to {show(value)} in a row, and not to a number"
+                raise UserError(f"of={show(list(path))}: {words}")
+            total += math.nan if value is None else weight * value  # None: a run that diverged
+        if math.isfinite(total):
+            sums[seed] = total
     return sums
 
 
@@ -78,19 +77,22 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
         return curves.METRICS[first](row, *rest)
     if first == "log":
         value = look_up(row, rest)
-        return (
-            value if not isinstance(value, int | float) else math.log(value) if value > 0 else None
-        )
+        if not isinstance(value, int | float):
+            return value
+        return math.log(value) if value > 0 else None
+    value = row
     for name in path:
-        row = row.get(name) if isinstance(row, dict) else None
-    values: list[Any] = [row]
-    while any(isinstance(value, list) for value in values):
-        values = [
-            one for value in values for one in (value if isinstance(value, list) else [value])
-        ]
-    if others := [value for value in values if not isinstance(value, int | float | None)]:
-        return others[0]
-    return max((value for value in values if value is not None), default=None)
+        value = value.get(name) if isinstance(value, dict) else None
+    return largest(value) if isinstance(value, list) else value
+
+
+def largest(values: list) -> Any:
+    """The largest number in a list, or in lists in it; what is no number comes before all."""
+    found = [largest(value) if isinstance(value, list) else value for value in values]
+    for value in found:
+        if not isinstance(value, int | float | None):
+            return value
+    return max((value for value in found if value is not None), default=None)
 
 
 def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
@@ -109,65 +111,66 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
         within, p_within, p_within_holm     of the two one-sided tests of a band
         detectable, detectable_within       what a comparison of this spread sees in 80% of cases: see `detectable`
     """
-    asked, judged, family = list(asked), [], []
-    for values, claim in asked:
-        threshold = threshold_of(claim)
-        result = {
-            "verdict": "not run",
-            "n": len(values),
-            "threshold": threshold,
-            "sides": claim.get("sides", 2),
-        }
-        judged.append(result)
-        if "in" in claim:
-            over = sum(value > threshold for value in values)
-            result |= {
-                "over": over,
-                "needed": claim["in"],
-                "verdict": "passed" if over >= claim["in"] else "failed",
-            }
+    asked = list(asked)
+    judged = [numbers_of(values, claim) for values, claim in asked]
+    family = []
+    for (_, claim), result in zip(asked, judged, strict=True):
+        family += [(result, name, sides) for name, sides in tests_of(claim)]
+    corrected = holm([result.get(name, 1.0) for result, name, _ in family])
+    for (result, name, sides), p in zip(family, corrected, strict=True):
+        if name not in result:
             continue
-        family += [(result, "p")] * (threshold is not None) + [(result, "p_within")] * (
-            "within" in claim
-        )
-        if len(values) < 2:
-            continue
-        result |= {
-            "mean": statistics.fmean(values),
-            "sd": statistics.stdev(values),
-            "identical": are_identical(values),
-        }
-        result["low"], result["high"] = exact_interval(values, result["sides"])
-        result["student_low"], result["student_high"] = t_interval(
-            values, 1 - 2 * LEVEL / result["sides"]
-        )
-        if threshold is not None:
-            result["p"] = sign_flip_test(
-                values, threshold, "greater" if result["sides"] == 1 else "two-sided"
-            )
-        if band := claim.get("within"):
-            tests = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
-            result |= {"within": band, "p_within": max(tests)}
-    corrected = holm([result.get(name, 1.0) for result, name in family])
-    for (result, name), p in zip(family, corrected, strict=True):
-        if name in result:
-            result[f"{name}_holm"] = p
-            if not result["identical"]:
-                effect, band = detectable(
-                    result["n"], LEVEL / len(family) / (result["sides"] if name == "p" else 1)
-                )
-                result[name.replace("p", "detectable", 1)] = result["sd"] * (
-                    effect if name == "p" else band
-                )
+        result[f"{name}_holm"] = p
+        if not result["identical"]:
+            effect, band = detectable(result["n"], LEVEL / len(family) / sides)
+            if name == "p":
+                result["detectable"] = result["sd"] * effect
+            else:
+                result["detectable_within"] = result["sd"] * band
     for (values, claim), result in zip(asked, judged, strict=True):
         if "mean" in result:
             result["verdict"] = verdict(values, result, either_way="other_than" in claim)
     return judged
 
 
+def numbers_of(values: Sequence[float], claim: dict) -> dict:
+    """What `judge` says of a claim but for the correction over its family: the verdict of a count,
+    and "not run" of all others."""
+    threshold, sides = threshold_of(claim), claim.get("sides", 2)
+    result = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": sides}
+    if "in" in claim:
+        over = sum(value > threshold for value in values)
+        word = "passed" if over >= claim["in"] else "failed"
+        return result | {"over": over, "needed": claim["in"], "verdict": word}
+    if len(values) < 2:
+        return result
+    result["mean"] = statistics.fmean(values)
+    result["sd"] = statistics.stdev(values)
+    result["identical"] = are_identical(values)
+    result["low"], result["high"] = exact_interval(values, sides)
+    student = t_interval(values, 1 - 2 * LEVEL / sides)
+    result["student_low"], result["student_high"] = student
+    if threshold is not None:
+        tail = "greater" if sides == 1 else "two-sided"
+        result["p"] = sign_flip_test(values, threshold, tail)
+    if "within" in claim:
+        band = claim["within"]
+        low, high = sign_flip_test(values, -band, "greater"), sign_flip_test(values, band, "less")
+        result |= {"within": band, "p_within": max(low, high)}
+    return result
+
+
 def threshold_of(claim: dict) -> float | None:
     """What a claim's mean is to be above, or other than; None if it is only to be within a band."""
     return claim.get("above", claim.get("other_than"))
+
+
+def tests_of(claim: dict) -> list[tuple[str, int]]:
+    """[("p" of the threshold or "p_within" of the band, sides)] of a claim; a count has no test."""
+    if "in" in claim:
+        return []
+    of_threshold = [("p", claim.get("sides", 2))] * (threshold_of(claim) is not None)
+    return of_threshold + [("p_within", 1)] * ("within" in claim)
 
 
 def verdict(values: Sequence[float], result: dict, either_way: bool) -> str:
@@ -177,18 +180,16 @@ def verdict(values: Sequence[float], result: dict, either_way: bool) -> str:
     def is_beyond(bound, tail="less"):  # the interval's end is; the test says so despite rounding
         return sign_flip_test(values, bound, tail) < LEVEL / result["sides"]
 
-    if (
-        threshold is not None
-        and result["p_holm"] < LEVEL
-        and (either_way or result["mean"] > threshold)
-    ):
-        return "supported"
+    if threshold is not None and result["p_holm"] < LEVEL:
+        if either_way or result["mean"] > threshold:
+            return "supported"
     if band is not None and result["p_within_holm"] < LEVEL:
         return "equivalent"
     if either_way:
         return "inconclusive"
     if threshold is None:
-        return "not supported" if is_beyond(-band) or is_beyond(band, "greater") else "inconclusive"
+        is_outside = is_beyond(-band) or is_beyond(band, "greater")
+        return "not supported" if is_outside else "inconclusive"
     if threshold >= 0 and is_beyond(0.0):
         return "refuted"
     return "not supported" if is_beyond(threshold) else "inconclusive"
@@ -212,14 +213,17 @@ def subset_means(values: Sequence[float]) -> np.ndarray:
     "Using subsample values as typical values").
     """
     numbers = np.asarray(values, dtype=float)
+    sums, sizes = np.zeros(1), np.zeros(1)
     if len(numbers) > EXACT_SEEDS:
         members = np.random.default_rng(0).integers(0, 2, (RANDOM_PATTERNS, len(numbers)))
-        sums, sizes = np.append(members @ numbers, 0.0), np.append(members.sum(axis=1), 0)
+        sums = np.append(members @ numbers, sums)
+        sizes = np.append(members.sum(axis=1), sizes)
     else:
-        sums, sizes = np.zeros(1), np.zeros(1)
         for value in numbers:
-            sums, sizes = np.concatenate([sums, sums + value]), np.concatenate([sizes, sizes + 1])
-    return np.sort(np.where(sizes > 0, sums / np.maximum(sizes, 1), -math.inf))
+            sums = np.concatenate([sums, sums + value])
+            sizes = np.concatenate([sizes, sizes + 1])
+    means = sums / np.maximum(sizes, 1)
+    return np.sort(np.where(sizes > 0, means, -math.inf))
 
 
 def sign_flip_test(
@@ -231,9 +235,9 @@ def sign_flip_test(
     alternative: "greater", "less" or "two-sided", as in scipy.
     """
     if alternative == "two-sided":
-        return min(
-            1.0, 2 * min(sign_flip_test(values, threshold, tail) for tail in ("greater", "less"))
-        )
+        greater = sign_flip_test(values, threshold, "greater")
+        less = sign_flip_test(values, threshold, "less")
+        return min(1.0, 2 * min(greater, less))
     sign = 1 if alternative == "greater" else -1
     means = subset_means([sign * value for value in values])
     return float((means <= sign * threshold + rounding(values, threshold)).mean())
@@ -287,14 +291,19 @@ def two_modes(arms: Sequence[Sequence[float]]) -> float | None:
     seeds look like a mixture then. Where in both arms half of the seeds lie five spreads away, 45%
     are found with 6 seeds, 67% with 8, 95% with 16; six away, 70%, 90%, all.
     """
-    n_seeds, values = len(arms[0]), sorted(itertools.chain.from_iterable(arms))
+    values = sorted(itertools.chain(*arms))
+    n_seeds = len(arms[0])
     if n_seeds < MODES_SEEDS or len(set(values)) < 3:
         return None
     splits, shares = widest_gaps(np.array([values]))
+    if shares[0] >= share_of_normals(len(values)):
+        return None
     least = max(2, math.ceil(n_seeds / 4))
-    under = [sum(value < splits[0] for value in arm) for arm in arms]
-    goes_through = any(least <= n <= n_seeds - least for n in under)
-    return float(splits[0]) if goes_through and shares[0] < share_of_normals(len(values)) else None
+    for arm in arms:
+        under = sum(value < splits[0] for value in arm)
+        if least <= under <= n_seeds - least:
+            return float(splits[0])
+    return None
 
 
 def widest_gaps(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -324,12 +333,10 @@ def share_of_normals(n: int) -> float:
 def sign_test(first: Sequence[bool], second: Sequence[bool]) -> float:
     """McNemar's exact test of paired yes and no: p of the pairs that differ, as throws of a fair
     coin."""
-    pairs = list(zip(first, second, strict=True))
-    only_first = sum(a and not b for a, b in pairs)
-    only_second = sum(b and not a for a, b in pairs)
-    if only_first + only_second == 0:
+    differing = [one for one, other in zip(first, second, strict=True) if one != other]
+    if not differing:
         return 1.0
-    return float(stats.binomtest(only_first, only_first + only_second).pvalue)
+    return float(stats.binomtest(sum(differing), len(differing)).pvalue)
 
 
 def are_identical(values: Sequence[float]) -> bool:
@@ -368,8 +375,10 @@ def detectable(n: int, level: float) -> tuple[float, float]:
         return effect, float((critical + stats.norm.isf((1 - POWER) / 2)) / root)
     # (subsets, n), without the empty one
     members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
-    share, rng = members / members.sum(axis=1, keepdims=True), np.random.default_rng(0)
-    k, lows, highs = math.ceil(level * 2**n) - 2, [], []
+    share = members / members.sum(axis=1, keepdims=True)
+    rng = np.random.default_rng(0)
+    k = math.ceil(level * 2**n) - 2
+    lows, highs = [], []
     for _ in range(SIMULATIONS // 500):
         means = share @ rng.normal(size=(n, 500))
         means.partition((k, len(means) - 1 - k), axis=0)

@@ -230,8 +230,7 @@ def started():
     """[(script and folder, keys)] of the runs that experiments start from here on: they are made in this process."""
     found = []
 
-    def start(command, folder, threads, gpu, processes, held):
-        script, keys = command
+    def start(script, keys, folder, threads, gpu, processes, held):
         found.append((f"{script} {folder.name}", keys))
         importlib.import_module(script.removesuffix(".py")).main([f"--config_override={json.dumps(keys)}"])
         return types.SimpleNamespace(returncode=0, poll=lambda: 0)

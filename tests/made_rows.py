@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import experiment
+from study.plan import runs_of
 
 DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
 BASE = {"n_head": 2, "dtype": "float32"}
@@ -18,7 +19,7 @@ def made_row(run, value, metric="accuracy"):
 
 def rows_of(config, value=lambda run: 0.5):
     """A row of every run that is compared, with the value of the metric that value(run) gives."""
-    return [made_row(run, value(run), config.metric) for run in experiment.runs_of(config)]
+    return [made_row(run, value(run), config.metric) for run in runs_of(config)]
 
 
 def listed(**keys):

@@ -48,9 +48,9 @@ def test_a_pool_may_be_a_weighted_sum_of_mixers():
 
 
 def test_a_sum_in_words_is_weights_and_a_wrong_one_is_one_line(helpers):
-    assert arms.weights_of("", "-1/2 * a, b+c + 3 * d - 0.25 * none") == {"a, b+c": -0.5, "d": 3.0, "none": -0.25}
+    assert arms.weights_of("-1/2 * a, b+c + 3 * d - 0.25 * none") == {"a, b+c": -0.5, "d": 3.0, "none": -0.25}
     for text in ("none - none", "a * b", "1e9 * none", "1/0 * none"):
-        assert "write a sum of names, each once" in helpers.error_of(arms.weights_of, "contrast", text)
+        assert "write a sum of names, each once" in helpers.error_of(arms.weights_of, text)
 
 
 def test_the_claims_of_the_documents_are_claims(tmp_path):
@@ -69,12 +69,15 @@ def test_the_claims_of_the_documents_are_claims(tmp_path):
     "keys, expected",
     [
         (dict(mixers=[]), "mixers, variants: arms are the product of both; give the other one, too"),
-        (dict(variants={"none": 3}), "variants: none: it=3: must be a dict"),
+        (dict(variants={"none": 3}), "variants: none=3: must be a dict"),
         (dict(variants={"none": {"mixers": ["glaa"]}}), "variants: none: mixers='glaa': must be one of softmax, gla"),
-        (dict(arms={"sigmoid": {}}), "arms, variants: both have 'sigmoid'; rename one of them"),
+        (dict(arms={"sigmoid": {}}), "arms, variants: both have sigmoid; rename one of them"),
         (dict(claims={"a": HELPS | {"pool": []}}), "claims: a: pool=[]: must be a list"),
         (dict(claims={"a": HELPS | {"pool": ["glaa"]}}), "claims: a: pool='glaa': must be one of softmax, gla, mamba2"),
-        (dict(claims={"a": HELPS | {"pool": MIXERS, "contrast": "lat"}}), "claims: a='lat': must be one of none"),
+        (
+            dict(claims={"a": HELPS | {"pool": MIXERS, "contrast": "lat"}}),
+            "claims: a: contrast='lat': must be one of none",
+        ),
         (dict(claims={"a": HELPS | {"each": MIXERS}}), "claims: a: it has pool or each; with each, and then alone,"),
         (dict(claims={"MIXER": HELPS | {"each": ["gla", "gla"]}}), "the key 'gla' stands there twice"),
     ],

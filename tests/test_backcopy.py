@@ -18,7 +18,6 @@ from data.shards import open_dataset
 from data.tokenizer import tokenizer_of
 from model import GPT
 from runs import probe
-from study.rows import NUMBERS
 
 TEXT = "the tree there, the theatre; see the sea, tess! " * 40 + "zebra.\n"
 K, TRIGGERS = 8, 2
@@ -94,8 +93,7 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
     assert f"validation loss is {open_dataset(folder / 'data').perfect_loss('val'):.4f}" in capsys.readouterr().out
     rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     measured = [row for row in rows if row["event"] == "eval"][-1]["meters"]
-    kinds, known = measured["kinds"], NUMBERS["meters"]  # the paths that claims may have are those that rows have
-    assert measured.keys() == known.keys() and kinds["other"].keys() == known["kinds"][str].keys()
+    kinds = measured["kinds"]
     assert kinds.keys() == {"trigger", "other"} and kinds["other"]["gate_mean"].keys() == {"readout"}
     sample.main([f"--checkpoint={tmp_path / 'run'}", "--start=the", "--max_new_tokens=9", "--num_samples=1"])
     written = capsys.readouterr().out

@@ -3,6 +3,7 @@
 Runs are carried out in this process, but for those of the test with two processes.
 """
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -155,9 +156,9 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{first},{second}")
     started, seen = [], []  # the GPU of each process; those of all that were started before one was first asked
 
-    def start_process(command, folder, by_cores, gpu, processes, held):
+    def start_process(script, keys, folder, by_cores, gpu, processes, held):
         started.append(gpu)
-        assert processes == each and command[1]["threads"] == threads.get("threads", by_cores)
+        assert processes == each and keys["threads"] == threads.get("threads", by_cores)
         return types.SimpleNamespace(returncode=0, poll=lambda: seen.append(list(started)) or 0)
 
     monkeypatch.setattr(runner, "start_process", start_process)
@@ -204,21 +205,21 @@ def test_workers_that_start_together_prepare_their_data_once(tmp_path, monkeypat
     assert fixed == {tmp_path / "all"} and len(made) == 2
 
 
-def test_an_experiment_replaces_its_own_data_after_an_edit_and_nothing_else(tmp_path, helpers):
-    for vocab_size in (32, 64):
-        folder = runner.prepare(PLAIN, DATA | {"vocab_size": vocab_size}, 3, tmp_path)
-        assert open_dataset(folder).vocab_size == vocab_size
-    (tmp_path / "seed5").mkdir()
-    mqar_prepare.main(helpers.words(**DATA | {"vocab_size": 64, "out_dir": tmp_path / "seed5"}))  # somebody else's
-    for _ in range(2):
-        message = helpers.error_of(runner.prepare, PLAIN, DATA | {"vocab_size": 32}, 5, tmp_path)
-        assert "vocab_size=64 there, 32 now" in message
+def test_an_experiment_replaces_data_of_other_keys_with_overwrite_alone_and_nothing_else(tmp_path, helpers):
+    first, later = DATA | {"vocab_size": 32}, DATA | {"vocab_size": 64}
+    runner.prepare(PLAIN, first, 3, tmp_path)
+    message = helpers.error_of(runner.prepare, PLAIN, later, 3, tmp_path)
+    assert "vocab_size=32 there, 64 now" in message and "--overwrite=true" in message
+    folder = runner.prepare(dataclasses.replace(PLAIN, overwrite=True), later, 3, tmp_path)
+    assert open_dataset(folder).vocab_size == 64
     (tmp_path / "seed4").mkdir()
     (tmp_path / "seed4" / "thesis.txt").write_text("mine")
     assert "thesis.txt" in helpers.error_of(runner.prepare, PLAIN, DATA, 4, tmp_path)
 
 
-def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_path, started, capsys, helpers):
+def test_a_run_is_scored_and_one_whose_row_is_removed_gets_the_scores_it_lacks_without_training(
+    base, tmp_path, started, capsys, helpers
+):
     mqar_prepare.main(helpers.words(out_dir=tmp_path / "other", **OTHER))
     out = tmp_path / "out"
 
@@ -230,26 +231,20 @@ def test_a_finished_run_gets_the_scores_it_lacks_and_is_not_run_again(base, tmp_
         (row,) = experiment.run_all(config, out)
         return row
 
-    plain = rows_with()
-    assert [name for name, _ in started] == ["train.py none-seed0"]
-    saved = load(out / "none-seed0")
-    other = {"dataset": str(tmp_path / "other")}
-    scores = {"a": other | {"batch_size": 8}, "b": other | {"batch_size": 4}}
+    scores = {"a": {"dataset": str(tmp_path / "other"), "batch_size": 8}, "b": {"batch_size": 4}}
     one = rows_with(scores={"a": scores["a"]})
-    assert [name for name, _ in started] == ["evaluate.py none-seed0"]
+    assert [name for name, _ in started] == ["train.py none-seed0", "evaluate.py none-seed0"]
     assert one["scores"]["a"]["labels"] == 50 * (4 + 4 + 7)
     assert list(one["scores"]["a"]["slices"]) == ["32/4", "64/4", "64/7"] and one["scores"]["a"]["step"] == 6
+    saved = load(out / "none-seed0")
+    assert rows_with(scores=scores)["scores"].keys() == {"a"} and not started
+    assert "1 rows lack a score that the config asks for; remove these rows" in capsys.readouterr().out
+    (out / "rows.jsonl").unlink()
     two = rows_with(scores=scores)
-    assert len(started) == 1 and two["scores"]["a"] == one["scores"]["a"] and two["scores"].keys() == {"a", "b"}
-    assert list(rows_with(scores={"b": scores["b"]})["scores"]) == ["b"] and not started
-    own = rows_with(scores=scores | {"a": {"batch_size": 8}})  # on the run's own data
-    assert len(started) == 1 and own["scores"]["b"] == two["scores"]["b"] and own["scores"]["a"]["labels"] == 50 * 4
-    assert all(plain[name] == own[name] for name in ("seconds", "curve", "val_loss", "versions"))
-    assert saved["run_id"] == load(out / "none-seed0")["run_id"]
-    assert len(read_rows(out)) == 1  # of the lines of a run the last one counts
-    (out / "none-seed0" / "ckpt.pt").unlink()
-    assert list(rows_with(scores=scores)["scores"]) == ["b"] and not started
-    assert f"1 finished runs have no checkpoint in {out} (none-seed0), which a score" in capsys.readouterr().out
+    assert two["scores"]["a"] == one["scores"]["a"] and two["scores"]["b"]["labels"] == 50 * 4
+    assert saved["iter_num"] == load(out / "none-seed0")["iter_num"] and two["curve"] == one["curve"]
+    assert rows_with(scores={"b": scores["b"]})["scores"].keys() == {"b"} and not started
+    assert rows_with(scores={"a": {"batch_size": 8}})["scores"] == {} and not started  # made with other keys
 
 
 def test_a_branch_ends_with_the_bits_of_a_run_that_had_its_schedule_from_the_start(
@@ -286,13 +281,14 @@ def test_a_branch_ends_with_the_bits_of_a_run_that_had_its_schedule_from_the_sta
         file.unlink()
     words = helpers.error_of(experiment.run_all, config, tmp_path)
     assert (
-        "decayed-seed0: goes on from" in words and "ckpt-3.pt, which is not there, though that run has ended" in words
+        "decayed-seed0: goes on from" in words
+        and "ckpt-3.pt, which is not there, and no run that is left makes it" in words
     )
 
 
 # -- Mistakes, and runs that fail --------------------------------------------------------------------------------------
 
-GAIN, OF_X = {"contrast": "none", "above": 0}, {"of": ["scores", "x", "loss"]}
+GAIN = {"contrast": "none", "above": 0}
 
 
 def of(path):
@@ -312,49 +308,28 @@ WRONG = [
     (dict(arms={"none": {"gaet": "none"}}), "arm 'none': unknown key 'gaet' (did you mean 'gate'?)"),
     (dict(arms={"none": {"dtype": "auto"}}), "arm 'none': dtype=auto is timed anew"),
     (dict(scores={"longer": {"lenghts": 5}}), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
-    (dict(seeds=[0, 1, 1]), "seeds=[0, 1, 1]: names a seed twice"),
+    (dict(seeds=[0, 1, 1]), "seeds, selection_seeds: name each seed once"),
     (dict(seeds_of={"nobody": [1]}), "seeds_of='nobody': must be one of none"),
-    (dict(seeds_of={"none": [-1]}), "seeds_of: none: [0]=-1: must be"),
+    (dict(seeds_of={"none": [-1]}), "seeds_of: none[0]=-1: must be"),
     (dict(seeds_of={"none": [7]}), "seeds_of: none: has none of seeds=[0, 1]"),
     (dict(first_arms=["nobody"]), "first_arms='nobody': must be one of none"),
     (dict(learning_rates=[0.1]), "learning_rates, selection_seeds: give both, or none"),
-    (dict(learning_rates=[0.1], selection_seeds=[1]), "selection_seeds=[1]: the comparison uses some of them"),
-    (dict(branches={"x": {"of": "none", "at": 3}}), "branches: x='x': must be one of none, elementwise"),
-    (dict(branches={"elementwise": {"of": "none"}}), "branches: elementwise: it has no at"),
+    (dict(learning_rates=[0.1], selection_seeds=[1]), "seeds, selection_seeds: name each seed once"),
+    (dict(branches={"x": {"of": "none", "at": 3}}), "branches: x: of='x': must be one of none, elementwise"),
+    (dict(branches={"elementwise": {"of": "none"}}), "branches: elementwise has no at"),
     (branch(at=3), "branches: branch: 'none' keeps no checkpoint of step 3: give it a keep_interval"),
     (branch(at=9, keep_interval=3), "branches: branch: 'none' keeps no checkpoint of step 9"),
-    (branch(at=6, keep_interval=3), "branches: branch: has max_iters=6, and begins at step 6"),
-    (branch(at=3, keep_interval=3) | dict(seeds_of={"none": [0]}), "branches: branch: has seeds that 'none' has not"),
-    (branch(at=3, keep_interval=3) | CHOOSING, "branches: branch: takes the rate of 'none': add it to rate_of"),
-    (dict(rate_of={"none": "none"}, **CHOOSING), "rate_of: none='none': must be one of elementwise"),
-    (dict(selection_iters=7, **CHOOSING), "selection_iters=7: must be at most max_iters=6"),
-    (dict(claims={"helps": {"contrast": "gatd", "above": 0}}), "claims: helps='gatd'"),
+    (dict(rate_of={"none": "none"}, **CHOOSING), "rate_of='none': must be one of elementwise"),
+    (dict(selection_iters=7, **CHOOSING), "arm 'none': selection_iters: must be at most max_iters=6"),
+    (dict(claims={"helps": {"contrast": "gatd", "above": 0}}), "claims: helps: contrast='gatd'"),
     (dict(claims={"helps": GAIN | {"other_than": 0}}), "claims: helps: other_than has two sides"),
-    (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in=3: is more than the seeds of its arms"),
+    (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in: is more than the seeds of its arms"),
     (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
-    (dict(claims={"helps": GAIN | {"of": ["slices", "64/4"]}}), "claims: helps: of=['slices', '64/4']: must be names"),
     (of(["lost", "reapeted", 0.8]), "claims: helps: of=['lost', 'reapeted', 0.8]: must be names"),
     (of(["lost", "repeated", "far", 0.8]), "claims: helps: of=['lost', 'repeated', 'far', 0.8]: must be names"),
-    (of(["meters", "snik"]), "or as ['lost', 0.9] (meters has no 'snik' (did you mean 'sink'?))"),
-    (of(["meters", "kinds", "other", "shair"]), "(other has no 'shair' (did you mean 'share'?))"),
-    (of(["log", "meters", "max_activatoin"]), "has no 'max_activatoin' (did you mean 'max_activation'?))"),
-    (of(["meters", "sink", "share"]), "('sink' is a number, and has no 'share')"),
-    (of(["loss"]), "(loss is no number; it has near, far, repeated, elsewhere, far_minus_near, "),
-    (of(["meters", "kinds"]), "(kinds is no number; it has names of its own)"),
-    (of(["loss", "far_minus_naer"]), "(loss has no 'far_minus_naer' (did you mean 'far_minus_near'?))"),
-    (of(["acuracy"]), "(a row has no 'acuracy' (did you mean 'accuracy'?))"),
-    (of(["scores", "x", "acuracy"]) | dict(scores={"x": {}}), "(x has no 'acuracy' (did you mean 'accuracy'?))"),
-    (dict(claims={"helps": GAIN | {"of": ["log", *OF_X["of"]]}}), "helps: of='x': the experiment has no"),
-    (dict(claims={"helps": GAIN | OF_X}, scores={"x": {}}, scores_of={"x": ["elementwise"]}), "of='x': the experiment"),
-    (dict(claims={"helps": GAIN | {"above": 99, "of": ["log_steps", 0.9]}}), "99: of=['log_steps', 0.9] is"),
     (dict(claims={"helps": GAIN | {"contrast": {"none": 1}}}), "claims: helps: contrast={'none': 1}: must be a text"),
     (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
-    (dict(scores={"longer": {"out": "/elsewhere/a.json"}}), "scores: longer: out: the experiment sets it"),
-    (dict(base=FLOAT32 | {"out_dir": "/elsewhere"}), "base: out_dir: the experiment sets it"),
-    (dict(arms={"none": {"dataset": "/elsewhere"}}), "arms: none: dataset: the experiment sets it"),
-    (dict(arms={"none": {"init_from": "/elsewhere"}}), "arms: none: init_from: the experiment sets it"),
-    (dict(scores={"longer": {"checkpoint": "/elsewhere"}}), "scores: longer: checkpoint: the experiment sets it"),
-    *(({kind: {name: {}}}, f"{kind}: {show(name)}: names are file") for kind in ("arms", "scores") for name in NO_FILE),
+    *(({kind: {name: {}}}, f"{show(name)}: names are file") for kind in ("arms", "scores") for name in NO_FILE),
     *((dict(name=name), "name") for name in NO_FILE),
     *(
         (dict(prepare=name), f"prepare={show(name)}: must be one of backcopy, hub, induction, mqar")

@@ -26,13 +26,13 @@ def test_a_dry_run_lists_what_is_left_and_its_hours_by_the_rows():
     config = listed(jobs=1)
     rows = rows_of(config)[:2]
     first, _, text = experiment.estimate(config, rows).splitlines()
-    assert first.split() == ["none-seed1", "36", "s"]
-    assert text == f"2 of 4 runs to do: about {2 * 36 / 3600:.1f} hours, 1 at a time, 1 processes each"
+    assert first.split() == ["none-seed1"]
+    assert text == f"2 of 4 runs to do: about {2 * 1800 / 3600:.1f} hours, 1 at a time, 1 processes each"
 
 
 def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     asked = {"it helps": {"contrast": "gated - none", "above": 0.05}}
-    config = listed(seeds=list(range(8)), claims=asked, solved_above=0.75, run=False)
+    config = listed(seeds=list(range(8)), claims=asked, run=False)
     rows = rows_of(config, lambda run: {"none": 0.5, "gated": 0.8}[run["arm"]] + run["seed"] / 1000)
     write_rows(tmp_path, rows)
     judged = claims.judge_claims(config, experiment.run_all(config, tmp_path))
@@ -46,7 +46,7 @@ def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     assert str(report.arms_table(config, rows)) in html.unescape((tmp_path / "report.html").read_text())
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
     low, high = stats.interval([0.8 + seed / 1000 for seed in range(8)])
-    assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "8/8", "100"]
+    assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "-"]
 
 
 CONFIGS = sorted((ROOT / "config" / "experiments").glob("*.py"))
@@ -99,23 +99,21 @@ def test_rows_of_another_metric_or_data_script_are_not_taken_for_this_experiment
         assert f"{key}=" in helpers.error_of(runner.run_all, other, tmp_path)
 
 
-def test_rows_about_another_version_of_the_data_are_shown_and_never_mixed(tmp_path, monkeypatch, capsys, helpers):
+def test_rows_about_another_version_of_the_data_are_shown_and_never_mixed(tmp_path, monkeypatch, helpers):
     config = listed(seeds=[0, 1], data={})
     shown = dataclasses.replace(config, run=False)
-    first, *others = rows_of(config)
-    later = [row | {"data_version": 3} for row in (first, *others)]
+    rows = rows_of(config)  # of before rows had the key
     monkeypatch.setattr("data.mqar.prepare.VERSION", 3)
     monkeypatch.setattr(runner, "start_process", lambda *words: pytest.fail("a run was started"))
-    words = f"the rows in {tmp_path} are about version 1 of data/mqar; it is at version 3"
-    for asked, rows in ((config, [first, *others]), (shown, [first])):  # of before rows had the key
-        write_rows(tmp_path, rows)
-        assert len(runner.run_all(asked, tmp_path)) == len(rows) and words in capsys.readouterr().out
-    assert f"{words}: take another --out_dir" in helpers.error_of(runner.run_all, config, tmp_path)
-    write_rows(tmp_path, [first, *later[1:]])
-    assert "about version 1, 3 of data/mqar" in helpers.error_of(runner.run_all, shown, tmp_path)
+    for asked, there in ((config, rows), (shown, rows[:1])):
+        write_rows(tmp_path, there)
+        assert len(runner.run_all(asked, tmp_path)) == len(there)
+    message = helpers.error_of(runner.run_all, config, tmp_path)
+    assert message == f"data_version=3: the rows in {tmp_path} have data_version=1; take another --out_dir"
     (tmp_path / "meta.json").write_text('{"generator_version": 1}')
-    (tmp_path / "prepared.json").write_text(json.dumps({"prepare": "mqar", "keys": {}}))
-    assert not runner.is_prepared("mqar", {}, tmp_path)
+    about = {"prepare": "mqar", "keys": {}}
+    (tmp_path / "prepared.json").write_text(json.dumps(about))
+    assert runner.is_prepared(about, 1, tmp_path) and not runner.is_prepared(about, 3, tmp_path)
 
 
 STRANGE = [None, True, -1, 1.5, "x", "\ud800", [], [1], [[1]], {}, {"a": 1}, 10**30]
@@ -133,7 +131,7 @@ def test_a_real_row_of_any_wrong_field_is_shown_or_one_line(name, arm, seed, tmp
         refused += (wrong := wrong_row(changed)) is not None
         assert wrong is None or configurator.escape(wrong)
         read += [changed] if wrong is None else []
-    assert refused > len(read) / 4
+    assert refused > len(read) / 8
     (config,) = [str(file) for file in CONFIGS if file.stem == name]
     for changed in random.Random(0).sample(read, 12):
         write_rows(tmp_path / "out", [*rows, changed])

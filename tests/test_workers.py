@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from conftest import wait_until
 from made_rows import listed, made_row
 
-import experiment
 from base.files import read_jsonl
 from study import runner
-from study.plan import choose_rates
+from study.plan import choose_rates, runs_of
 from study.rows import text_of
 
 FORK = multiprocessing.get_context("fork")  # torch is imported once
@@ -23,16 +22,16 @@ def test_a_run_is_taken_by_one_worker_until_it_and_its_process_are_gone_or_it_ha
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
     config = listed(arms={"none": {}}, seeds=[0])
-    (run,) = experiment.runs_of(config)
-    held = runner.take(config, run, tmp_path)
-    assert held is not None and runner.take(config, run, tmp_path) is None
-    with runner.start_process(("train.py", {}), tmp_path, 1, None, 1, held) as process:
+    (run,) = runs_of(config)
+    held = runner.take(run, tmp_path)
+    assert held is not None and runner.take(run, tmp_path) is None
+    with runner.start_process("train.py", {}, tmp_path, 1, None, 1, held) as process:
         held.close()  # the worker is gone
-        assert runner.take(config, run, tmp_path) is None
+        assert runner.take(run, tmp_path) is None
         process.kill()
-    runner.take(config, run, tmp_path).close()
+    runner.take(run, tmp_path).close()
     runner.append_row(tmp_path, made_row(run, 0.5))  # before the lock is taken
-    assert runner.take(config, run, tmp_path) is None
+    assert runner.take(run, tmp_path) is None
     runner.lock(tmp_path, "none-seed0").close()  # it was given back
 
 

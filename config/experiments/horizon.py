@@ -34,7 +34,6 @@ first_arms = ["none", "sigmoid", "none 1,500", "sigmoid 1,500"]
 
 selection_seeds = [300, 301]
 selection_iters = 6000
-rate_noise = "pairs"  # the rule before 0.5
 rate_of = {
     "wide": "sigmoid",
     "headwise": "sigmoid",

@@ -13,7 +13,6 @@ rose above it); with one, where all arms are near 99%, the logarithm of the step
 
 name = "log_linear"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7]
-solved_above = 0.9
 arms = {
     "plain": {"short_conv": 0},
     "plain sigmoid": {"short_conv": 0, "gate": "elementwise"},
@@ -36,7 +35,6 @@ learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [420, 421]
 selection_iters = 600
-rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 
 pair_spread = 0.25  # of log steps, as in recall.py

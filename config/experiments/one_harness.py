@@ -27,7 +27,6 @@ mixers = ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet"]
 variants = {"none": {}, "sigmoid": {"gate": "elementwise"}}
 selection_seeds = [310, 311]
 selection_iters = 1500
-rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 
 claim_base = {

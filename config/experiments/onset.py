@@ -20,7 +20,6 @@ first in three of three.
 
 name = "onset"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
-solved_above = 0.9
 arms = {
     "none": {},
     "sigmoid": {"gate": "elementwise"},

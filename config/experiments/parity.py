@@ -12,7 +12,6 @@ A pilot of one run each (3e-3) had agreed; Mamba-2 and Gated DeltaNet to 1 had 6
 
 name = "parity"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7]
-solved_above = 0.95
 mixers = ["softmax", "mamba2", "gated_deltanet", "deltaproduct"]
 variants = {
     "none": {},
@@ -36,7 +35,6 @@ learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [400, 401]
 selection_iters = 500
-rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 rate_of = {"monarch": "gated_deltanet", "monarch sigmoid": "gated_deltanet sigmoid"}
 

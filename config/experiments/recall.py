@@ -16,7 +16,6 @@ a factor of 1.1, 0.1398 of 1.15, 0.1823 of 1.2. Claims by mixer are exploratory 
 
 name = "recall"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-solved_above = 0.9
 mixers = ["gla", "mamba2", "gated_deltanet"]  # those with a gate of their own
 variants = {
     "none": {},
@@ -46,7 +45,6 @@ learning_rates = [3e-3, 1e-2]
 widen_rates = False
 selection_seeds = [100, 101, 102]
 selection_iters = 600  # at a constant rate, the first 600 steps of a run
-rate_noise = "pairs"  # the rule before 0.5
 pool_rates = True
 selection_base = {"meters": False}
 

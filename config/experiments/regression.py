@@ -38,7 +38,6 @@ hundred steps, and later, at 2e-3, to 99%.
 
 name = "regression"
 seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-solved_above = 0.8
 arms = {
     "none": {},
     "sigmoid": {"gate": "elementwise"},

@@ -8,7 +8,6 @@ of "Zoology" (Arora et al. 2023). All take recall.py's rate. One seed is a look.
 
 name = "state_size"
 seeds = [0]
-solved_above = 0.9
 # those whose state has levels
 mixers = ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda"]
 variants = {
