@@ -3,7 +3,8 @@ Do rivals of the gate lower the loss where it does? Sink logits, softpick and Fo
 
 4 layers x 128, 256 tokens, 3,000 steps of 2,048 bytes, bfloat16. horizon.py's rows cannot serve: its runs, of 1,500 and
 6,000 steps, have other schedules, so that no gate and the sigmoid gate run here again. Rates of three arms are chosen
-at 500 steps, from four, two of them over the 3e-3 that horizon.py chose: a look at what rates an arm tolerates. The other arms take the rate of the nearest one. FoX has no RoPE, as published. A gain is a loss without
+at 500 steps, from four, two of them over the 3e-3 that horizon.py chose: a look at what rates an arm tolerates.
+The other arms take the rate of the nearest one. FoX has no RoPE, as published. A gain is a loss without
 minus a loss with, in nats a byte.
 
 Five seeds decide one one-sided claim, if all five agree; the rest is a look, with three seeds in four of the arms. Text
