@@ -90,6 +90,8 @@ def test_a_gate_and_a_branch_scale_are_factors_on_what_the_output_projection_get
 @pytest.mark.parametrize("readout_norm", ["none", "published"])
 def test_with_one_token_a_value_gate_is_a_readout_gate(name, readout_norm):
     """Where a norm follows the readout, the gate has to come before it, and norm_first=False is that order."""
+    if name == "silu_readout":
+        pytest.skip("its SiLU stands between the two gates")
     norm = MIXERS[name].published_norm if readout_norm == "published" else readout_norm
     on_value, x = make_mixer(name, "elementwise@value", readout_norm=readout_norm), random_x(1)
     on_readout = make_mixer(name, "elementwise", readout_norm=readout_norm, norm_first=norm != "rms")
