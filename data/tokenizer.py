@@ -44,6 +44,8 @@ def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
     set."""
     if "alphabet" in data:
         return AlphabetTokenizer(data["alphabet"])
+    if "tokenizer_json" in data:
+        return FileTokenizer(path, data["tokenizer_json"].encode())
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     name = data.get("tokenizer", "")
     if name not in TOKENIZERS and not name.startswith(f"{TOKENIZER_FILE} "):
