@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from base.files import one_line, read_regular
+from base.files import find_checkpoint, one_line, read_regular
 from configurator import UserError
 from data.meta import dtype_of
 
@@ -46,7 +46,7 @@ def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
         return AlphabetTokenizer(data["alphabet"])
     if "tokenizer_json" in data:
         return FileTokenizer(path, data["tokenizer_json"].encode())
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    folder = find_checkpoint(path).parent
     name = data.get("tokenizer", "")
     if name not in TOKENIZERS and not name.startswith(f"{TOKENIZER_FILE} "):
         raise UserError(

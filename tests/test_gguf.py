@@ -147,7 +147,7 @@ def odd_strings(n):
 
 @pytest.mark.parametrize("pre", ["smollm", "qwen2", "llama-bpe", "gpt-2"])
 def test_ids_are_those_of_transformers_whose_cut_is_ours_and_texts_come_back(pre, tmp_path):
-    """transformers takes GPT-2's cut for every file of Llama's, whatever tokenizer.ggml.pre says; llama.cpp obeys it."""
+    """transformers takes GPT-2's cut, whatever tokenizer.ggml.pre says; llama.cpp obeys it."""
     file = write(tmp_path / "model.gguf", pre=pre)
     ours = tokenizer_of_checkpoint(file, checkpoints.load(file)["data"])
     theirs = hf.AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
