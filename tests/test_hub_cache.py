@@ -1,4 +1,4 @@
-"""--checkpoint=hub:OWNER/NAME: from the cache of the Hugging Face hub, by a download, or a line that says what to do."""
+"""--checkpoint=hub:OWNER/NAME: from the cache of the Hugging Face hub, by a download, or one line of what to do."""
 
 import shutil
 import types
