@@ -45,7 +45,8 @@ def model_folder(name: str) -> Path:
     free = shutil.disk_usage(cache).free
     if size > free:
         raise UserError(
-            f"hub:{name}: has {size / 1e9:.2f} GB, and {cache} has room for {free / 1e9:.2f}; HF_HOME names another place"
+            f"hub:{name}: has {size / 1e9:.2f} GB, and {cache} has room for {free / 1e9:.2f}; "
+            "HF_HOME names another place"
         )
     print(f"hub:{name}: revision {about.sha}, {size / 1e6:,.0f} MB", flush=True)
     try:
