@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from base.hub_cache import model_folder
 from base.rules import DataError, UserError, show, wrong_field
 
 try:
@@ -91,9 +92,11 @@ def how_to_prepare(folder: Path | str) -> str:
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """The checkpoint's file; of a folder, the first of CHECKPOINTS that it has. Raises UserError if
-    it is not there."""
+    """The checkpoint's file; of a folder, the first of CHECKPOINTS that it has. hub:OWNER/NAME is a
+    folder in the cache of the Hugging Face hub. Raises UserError if it is not there."""
     file = Path(path)
+    if str(path).startswith("hub:"):
+        file = model_folder(str(path).removeprefix("hub:"))
     if os.path.isdir(file):
         file /= next((name for name in CHECKPOINTS if os.path.isfile(file / name)), CHECKPOINTS[0])
     if not os.path.isfile(file):

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from base.files import one_line, read_regular
+from base.files import find_checkpoint, one_line, read_regular
 from configurator import UserError
 from data.meta import dtype_of
 
@@ -43,7 +43,9 @@ def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
     set."""
     if "alphabet" in data:
         return AlphabetTokenizer(data["alphabet"])
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    if "tokenizer_json" in data:
+        return FileTokenizer(path, data["tokenizer_json"].encode())
+    folder = find_checkpoint(path).parent
     return get_tokenizer(data.get("tokenizer", ""), [folder, data.get("path") or "."])
 
 

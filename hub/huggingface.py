@@ -1,5 +1,5 @@
-"""Models in the folders of transformers, or of nanoGPT, read as a checkpoint of ours. Nothing in
-them is run.
+"""Models in the folders of transformers, of nanoGPT, or in a GGUF file, read as a checkpoint of
+ours. Nothing in them is run.
 
     read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint's folder
     checkpoint_of(Path("Qwen3-0.6B"))               the same as a dict, which checkpoint.load takes
@@ -21,6 +21,7 @@ from base.tensors import check_tensors, import_safetensors, load_torch, save_fol
 from configurator import UserError
 from data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from hub.families import FAMILIES, Family, check_family, keys_of
+from hub.gguf_files import read_gguf
 from hub.tensors import parts_of
 from hub.text import TOKENIZER_FILES, copied_files
 from model import GPTConfig
@@ -43,12 +44,12 @@ def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwr
     """Writes the model in a folder of transformers to out_dir, as a checkpoint. Returns what to
     print.
 
-    folder: may also be nanoGPT's ckpt.pt, or the folder that it is in. block_size: the most tokens
-    of context that are kept of what the model was trained with. Raises UserError.
+    folder: may also be nanoGPT's ckpt.pt, or the folder that it is in, or a GGUF file. block_size:
+    the most tokens of context that are kept of what the model was trained with. Raises UserError.
     """
     about, longest, file = checkpoint_of(Path(folder), block_size)
     weights = about.pop("model")
-    texts = copied_files(file, {})
+    texts = copied_files(file, about.get("data", {}))
     written = export_to(Path(out_dir), weights, about, texts, overwrite)
     text = f"written to {out_dir}/: {written}"
     kept = about["model_args"]["block_size"]
@@ -63,13 +64,19 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
     """(the checkpoint of what read_folder takes, the context it was made for, one of its files).
     Raises UserError."""
     file = folder / "config.json"
-    if folder.suffix == ".pt":
+    if folder.suffix in (".pt", ".gguf"):
         file = folder
     elif not os.path.isfile(file) and os.path.isfile(folder / "ckpt.pt"):
         file = folder / "ckpt.pt"
     try:
         with one_line("cannot be read"):
-            about, tensors = read_nanogpt(file) if file.suffix == ".pt" else read_hub(folder)
+            content = None  # of a tokenizer that lies in no file of its own
+            if file.suffix == ".pt":
+                about, tensors = read_nanogpt(file)
+            elif file.suffix == ".gguf":
+                about, tensors, content = read_gguf(file)
+            else:
+                about, tensors = read_hub(folder)
             config = configurator.build(GPTConfig, keys_of(about, block_size))
             family = FAMILIES[about["model_type"]]
             tensors = with_usual_names(tensors, family)
@@ -82,10 +89,12 @@ def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path
         "model_args": dataclasses.asdict(config),
         "iter_num": 0,
     }
-    if os.path.exists(folder / TOKENIZER_FILE):
-        tokenizer = FileTokenizer(folder / TOKENIZER_FILE)
+    if content is not None or os.path.exists(folder / TOKENIZER_FILE):
+        tokenizer = FileTokenizer(folder / TOKENIZER_FILE, content)
         checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
         checkpoint["data"]["first_ids"] = tokenizer.first_ids()
+        if content is not None:
+            checkpoint["data"]["tokenizer_json"] = content.decode()
     # a state space model has any length
     longest = about.get(family.keys.get("block_size"), 0)
     return checkpoint, longest, file

@@ -44,6 +44,8 @@ def copied_files(file: Path, data: dict) -> dict[str, bytes]:
     """{name: content} of the files of a model's tokenizer. file: one of the model's, beside which
     they lie; data: what a checkpoint keeps of its data set, whose folder has a trained run's
     tokenizer.json. Raises UserError."""
+    if "tokenizer_json" in data:
+        return {TOKENIZER_FILE: data["tokenizer_json"].encode(), CONFIG_FILE: AS_IT_IS}
     contents = {}
     for name in TOKENIZER_FILES:
         if os.path.exists(file.parent / name):

@@ -31,7 +31,7 @@ WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nan
 # the last code that reads the tensors of checkpoint=sharded
 LAST_WITH_SHARDS = "27a232e"
 # of a file with a config.json beside it
-OF_FOLDERS = {Path(name).suffix for name in CHECKPOINTS[1:]}
+OF_FOLDERS = {".gguf", *(Path(name).suffix for name in CHECKPOINTS[1:])}
 TEXT = (str, 0, 999)
 SECONDS = (float, 0, 1e12)
 SCALER = {  # of float16; in another dtype it is off, and has no state
@@ -53,6 +53,7 @@ FIELDS = {
         "vocab_size?": (int, 1, 1 << 40),
         "first_ids?": [(int, 0, 1 << 40), 0, 99],
         "alphabet?": (str, 1, MAX_VOCAB),
+        "tokenizer_json?": (str, 1, 1 << 26),  # of a GGUF file, which has the tokenizer in it
         "mask_documents?": (bool, 0, 1),
     },
 }
@@ -113,12 +114,13 @@ def load(path: Path | str, mapped: bool = False) -> dict:
 
 
 def read_folder(file: Path) -> dict:
-    """The checkpoint of a folder of ours, or of one for transformers."""
-    if "model_type" not in about_folder(file):
+    """The checkpoint of a folder of ours, of one for transformers, or of a GGUF file."""
+    if file.suffix != ".gguf" and "model_type" not in about_folder(file):
         return load_folder(file)
     from hub import huggingface  # most scripts read no such folder
 
-    return huggingface.checkpoint_of(file.parent)[0] | {"format": FORMAT}
+    model = file if file.suffix == ".gguf" else file.parent
+    return huggingface.checkpoint_of(model)[0] | {"format": FORMAT}
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:
