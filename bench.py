@@ -11,7 +11,7 @@ claim is *met* if the whole interval clears its target, *missed* if the whole in
 of it, else *unresolved*. out_dir gets a JSON file per part, with the raw pairs.
 """
 
-import configurator
+from base import configurator
 from speed.config import BenchConfig
 
 configurator.begin(__name__, BenchConfig, __doc__, positional="what")
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from base import files
-from configurator import UserError, check_choice
+from base.configurator import UserError, check_choice
 from ops.kernels import has_fla
 from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype, signals_to
 from runs.outdir import git_state

@@ -16,9 +16,9 @@ length and stride. For MQAR it reports the accuracy of each slice.
 
 from dataclasses import dataclass
 
-import configurator
+from base import configurator
+from base.configurator import key
 from base.files import find_checkpoint
-from configurator import key
 from keys import ROPE_SCALINGS, ReadingKeys
 
 
@@ -62,8 +62,8 @@ import torch
 import torch.nn as nn
 from tqdm import tqdm
 
+from base.configurator import UserError
 from base.files import check_output, write_text
-from configurator import UserError
 from data.shards import Dataset
 from gate import Gate
 from model import GPT, token_losses

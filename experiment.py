@@ -22,8 +22,8 @@ base and data given on the command line, or beside an include, are added to thos
 
 from dataclasses import dataclass
 
-import configurator
-from configurator import key
+from base import configurator
+from base.configurator import key
 
 
 @dataclass
@@ -220,9 +220,9 @@ from pathlib import Path
 
 import torch
 
+from base.configurator import show
 from base.files import check_output, one_line, read_regular
 from base.rules import wrong_field
-from configurator import show
 from evaluate import EvaluateConfig
 from runs.outdir import write_text
 from study import claims, curves, report

@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from configurator import UserError, check_choice
+from base.configurator import UserError, check_choice
 from keys import LayerGate
 
 # (y, g, slope) -> y'

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from base.configurator import UserError, check, check_choice, key
 from base.files import find_checkpoint, find_data
-from configurator import UserError, check, check_choice, key
 
 DTYPES = ("float32", "bfloat16", "float16")  # of matrix products
 # values of rope_scaling that ask for rope_length

@@ -17,9 +17,9 @@ loss are then measured for each kind apart, and for all other queries.
 
 from dataclasses import dataclass
 
-import configurator
+from base import configurator
+from base.configurator import key
 from base.files import find_checkpoint
-from configurator import key
 from keys import ReadingKeys
 
 
@@ -41,8 +41,8 @@ from pathlib import Path
 
 import torch
 
+from base.configurator import UserError
 from base.files import check_output, write_text
-from configurator import UserError
 from model import GPT
 from runs import memory, probe
 from runs.checkpoint import check_vocabulary, data_of, load_model

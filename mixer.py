@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from configurator import UserError
+from base.configurator import UserError
 from gate import POSITIONS, Gate
 from keys import GPTConfig
 from ops import kernels, levels, recurrence

@@ -18,7 +18,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from configurator import UserError, check_choice
+from base.configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection

@@ -13,9 +13,9 @@ Here are the figures of runs. study/report.py draws those of experiments and of 
 
 from dataclasses import dataclass
 
-import configurator
+from base import configurator
+from base.configurator import key
 from base.files import find_path
-from configurator import key
 
 
 @dataclass
@@ -39,8 +39,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import PowerNorm
 
+from base.configurator import UserError
 from base.files import one_line, read_json, read_jsonl
-from configurator import UserError
 from runs import probe
 from study import report
 from study.drawing import write

@@ -10,9 +10,9 @@ obey them.
 
 from dataclasses import dataclass
 
-import configurator
+from base import configurator
+from base.configurator import key
 from base.files import find_checkpoint
-from configurator import key
 
 
 @dataclass

@@ -21,7 +21,7 @@ The loop is `train`. To change the optimizer edit make_optimizers, the loss GPT.
 log another number add it to `row` in the loop, and to log elsewhere see runs/loggers.py.
 """
 
-import configurator
+from base import configurator
 from keys import GPTConfig, TrainConfig
 
 # imports no torch: a slip in the command line is told at once
@@ -46,17 +46,17 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import variants  # noqa: F401  adds its mixers to those of model.py
+from base.configurator import UserError
 from base.rules import DataError
-from configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
 from model import GPT
 from ops import IGNORE
-from optim import Muon, matrices_of, step_unless
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_meaning, check_same_weights
 from runs.hardware import Processes, Stopped, autocast, peak_flops, pick_dtype
 from runs.health import bad_weight, first_bad_tensor, is_spike
+from runs.muon import Muon, matrices_of, step_unless
 from runs.notes import forms_that_ran, notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import first_rows, training_meters

@@ -15,7 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import model
-from configurator import UserError
+from base.configurator import UserError
 from gate import ZeroLinear
 from keys import GPTConfig
 from mixer import READOUT_NORMS, Mixer, Projection

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from base.configurator import UserError
 from base.files import read_json
 from base.rules import show, wrong_field
-from configurator import UserError
 from data import drawn
 
 FORMAT = 1

@@ -28,9 +28,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from base.configurator import UserError
 from base.files import find_data, how_to_prepare, parts_of_mixture, sha256_of_file
 from base.rules import DataError, show
-from configurator import UserError
 from data import drawn
 from data.meta import dtype_of, read_meta
 from ops import IGNORE

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from base.configurator import UserError
 from base.files import find_checkpoint, one_line, read_regular
-from configurator import UserError
 from data.meta import dtype_of
 
 END_OF_TEXT = 50256  # of gpt2

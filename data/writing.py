@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from base import files
+from base.configurator import UserError, key
 from base.files import DATA
-from configurator import UserError, key
 from data import drawn
 from data.meta import FORMAT, dtype_of, files_of, read_meta
 from data.tokenizer import TOKENIZER_FILE

@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import configurator
+from base import configurator
+from base.configurator import UserError, key
 from base.files import find_checkpoint
-from configurator import UserError, key
 
 
 @dataclass

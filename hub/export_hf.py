@@ -8,9 +8,9 @@ refused by its name.
 import dataclasses
 from pathlib import Path
 
-import configurator
+from base import configurator
+from base.configurator import UserError, check_choice
 from base.files import find_checkpoint, one_line
-from configurator import UserError, check_choice
 from data.tokenizer import TOKENIZER_FILE
 from hub.families import (
     CLASSES,

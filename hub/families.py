@@ -29,7 +29,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import variants  # noqa: F401  some families have its mixers
-from configurator import UserError, check_choice, show
+from base.configurator import UserError, check_choice, show
 from keys import WITH_ROPE_LENGTH, mlp_ratio_of, word_of
 from model import MIXERS, GPTConfig, Softmax
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from base.configurator import UserError, show
 from base.files import one_line
-from configurator import UserError, show
 from runs.memory import ram_available
 
 INSTALL = "a GGUF file needs a library: pip install gguf"
@@ -195,13 +195,13 @@ def tokenizer_of(fields: dict[str, Any]) -> bytes:
                 of_control.append(tokenizers.AddedToken(token, special=True, normalized=False))
         made.add_special_tokens(of_control)
     pattern = PATTERNS[pre]
-    if pattern in ("", "digits"):
-        cut = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-        if pattern == "digits":
-            cut.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    else:
-        split = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
-        cut = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    cut: list = []
+    if pattern == "digits":
+        cut.append(pre_tokenizers.Digits(individual_digits=True))
+    elif pattern:
+        cut.append(pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"))
+    has_pattern = pattern not in ("", "digits")
+    cut.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not has_pattern))
     made.pre_tokenizer = pre_tokenizers.Sequence(cut)
     made.decoder = decoders.ByteLevel()
     bos = fields.get("tokenizer.ggml.bos_token_id")

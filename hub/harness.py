@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import configurator
+from base import configurator
 
 if __name__ == "__main__":
     configurator.set_up()
@@ -29,8 +29,8 @@ import datetime
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from base.configurator import UserError
 from base.files import find_checkpoint, one_line, read_json
-from configurator import UserError
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from model import token_losses
 from ops.sampling import check_finite, most_new_tokens

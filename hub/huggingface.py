@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-import configurator
+from base import configurator
+from base.configurator import UserError
 from base.files import claim, new_folder, one_line, read_json, write_whole
 from base.tensors import check_tensors, import_safetensors, load_torch, save_folder
-from configurator import UserError
 from data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from hub.families import FAMILIES, Family, check_family, keys_of
 from hub.gguf_files import read_gguf

@@ -8,7 +8,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 
-from configurator import UserError
+from base.configurator import UserError
 from ops.recurrence import LOG_DECAY_MIN
 
 WANTED = "flash-linear-attention 0.5 or later"  # before 0.4 its delta rule refuses float32

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from configurator import UserError
+from base.configurator import UserError
 
 
 def stream(

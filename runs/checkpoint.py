@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-import configurator
 import variants  # noqa: F401  a checkpoint may have any mixer
+from base import configurator
+from base.configurator import UserError, show
 from base.files import CHECKPOINTS, find_checkpoint, one_line, sha256_of_file, write_whole
 from base.rules import Rule, wrong_field
 from base.tensors import FORMAT, about_folder, check_tensors, load_folder, load_torch
-from configurator import UserError, show
 from data.meta import MAX_VOCAB
 from data.shards import Dataset, open_dataset
 from keys import keys_of_today

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-import configurator
+from base import configurator
+from base.configurator import UserError
 from base.streams import end_by, tell
-from configurator import UserError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOO_SLOW = {("float16", "cpu")}  # (dtype, device): nine times slower than float32

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
-from configurator import UserError
+from base.configurator import UserError
 from data.shards import Dataset
 from model import GPT, GPTConfig
 from runs.hardware import Processes

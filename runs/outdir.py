@@ -26,9 +26,9 @@ import numpy
 import torch
 
 from base import files
+from base.configurator import UserError
 from base.files import write_text
 from base.rules import wrong_field
-from configurator import UserError
 from runs import checkpoint as checkpoints
 from runs.hardware import Processes
 from runs.loggers import LOGGERS, METRICS, JsonLines

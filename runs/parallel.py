@@ -24,7 +24,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from configurator import UserError
+from base.configurator import UserError
 from model import GPT
 from ops.layers import Angles
 from runs.hardware import DTYPES, Processes

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from configurator import UserError
+from base.configurator import UserError
 from data.shards import Dataset
 from gate import Gate
 from mixer import DENOMINATOR_MIN

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-import configurator
-from base import files
+from base import configurator, files
+from base.configurator import UserError, show
 from base.rules import wrong_field
 from base.tensors import wrong_tensor
-from configurator import UserError, show
 from gate import Gate
 from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from configurator import key
+from base.configurator import key
 from keys import DTYPES
 
 

@@ -18,8 +18,8 @@ from dataclasses import replace
 
 import torch
 
-import configurator
-from configurator import UserError
+from base import configurator
+from base.configurator import UserError
 from data.pystdlib import prepare as pystdlib
 from data.shards import open_dataset
 from keys import TrainConfig

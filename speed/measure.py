@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from scipy.stats import quantile_test
 
-import configurator
+from base import configurator
 from base.files import one_line
 from model import GPT, GPTConfig
 from runs.hardware import autocast, seconds_of

@@ -18,9 +18,9 @@ import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
-import configurator
+from base import configurator
+from base.configurator import UserError, show
 from base.rules import wrong_field
-from configurator import UserError, show
 
 NAMES = [(str, 1, 80), 1, 99]
 NUMBER = (float, -1e9, 1e9)

@@ -9,8 +9,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-import configurator
-from configurator import UserError
+from base import configurator
+from base.configurator import UserError
 from study import stats
 from study.page import Table
 from study.rows import mixer_of, script_of

@@ -26,9 +26,9 @@ import scipy.stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import configurator
+from base import configurator
+from base.configurator import UserError, key
 from base.files import parse_json, read_jsonl, read_regular
-from configurator import UserError, key
 from study import stats
 
 PATTERNS = 100_000  # of a permutation test whose groupings are too many to be listed

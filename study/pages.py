@@ -32,9 +32,9 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import configurator
+from base import configurator
+from base.configurator import UserError
 from base.files import read_json, read_regular, write_text
-from configurator import UserError
 from study import claims, curves, stats
 from study.arms import weights_of
 from study.rows import read_rows

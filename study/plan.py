@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from statistics import fmean, stdev
 
-import configurator
+from base import configurator
 from study.curves import area
 from study.rows import as_read, is_scored, mixer_of, scores_of, text_of
 from train import TrainConfig

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from base.configurator import UserError
 from base.files import one_line, read_json
-from configurator import UserError
 from keys import CLASS_OF, GPTConfig, keys_of_today
 from study import claims, sinks, stats
 from study.drawing import (

@@ -15,9 +15,9 @@ import types
 from pathlib import Path
 from typing import Any
 
+from base.configurator import UserError
 from base.files import read_jsonl
 from base.rules import wrong_field
-from configurator import UserError
 from keys import CLASS_OF, keys_of_today
 
 RUN = ("arm", "seed", "purpose", "branch", "config", "data")  # what identifies a run

@@ -28,8 +28,8 @@ from typing import IO, NoReturn
 import torch
 
 from base import files
+from base.configurator import UserError
 from base.streams import tell
-from configurator import UserError
 from runs import checkpoint as checkpoints
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, kept_checkpoint, read_metrics, write_text

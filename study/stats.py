@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
-from configurator import UserError, show
+from base.configurator import UserError, show
 from study import curves
 
 LEVEL = 0.05

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
+from base.configurator import UserError
 from base.files import check_output, read_json, write_text
-from configurator import UserError
 from data.tokenizer import tokenizer_of
 from model import Softmax
 from ops.fast import at_least_float32

@@ -30,8 +30,8 @@ if importlib.util.find_spec("fla") and not torch.cuda.is_available():
 import evaluate  # noqa: E402
 import plot  # noqa: E402
 import train  # noqa: E402
+from base.configurator import UserError  # noqa: E402
 from base.files import parse_json  # noqa: E402
-from configurator import UserError  # noqa: E402
 from data.mqar import prepare as mqar_prepare  # noqa: E402
 from data.tokenizer import get_tokenizer  # noqa: E402
 from data.writing import write_stream  # noqa: E402

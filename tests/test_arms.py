@@ -8,7 +8,7 @@ import re
 import pytest
 from made_rows import ROOT, listed
 
-import configurator
+from base import configurator
 from study import arms
 from study.plan import runs_of
 

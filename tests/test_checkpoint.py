@@ -10,10 +10,10 @@ import torch
 from conftest import Malicious
 from small_models import off_its_start
 
-import configurator
 import evaluate
 import sample
-from configurator import UserError
+from base import configurator
+from base.configurator import UserError
 from hub import export
 from model import GPT, MIXERS, GPTConfig, Softmax
 from runs import checkpoint as checkpoints

@@ -13,7 +13,7 @@ from made_rows import GAIN, listed, rows_of
 
 import experiment
 import plot
-from configurator import UserError
+from base.configurator import UserError
 from study import claims, stats
 
 

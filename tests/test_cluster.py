@@ -16,11 +16,10 @@ import pytest
 from conftest import ROOT, wait_until
 from test_resume import FORKS, wait_for_step
 
-import configurator
 import experiment
 import train
-from base import files
-from configurator import UserError
+from base import configurator, files
+from base.configurator import UserError
 from runs import checkpoint as checkpoints
 from runs import outdir, resume
 from runs.hardware import Processes

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 from conftest import ROOT, Helpers
 
-import configurator
+from base import configurator
+from base.configurator import UserError, build, key, load, read_config_file, read_words
 from base.rules import DataError, Rule, wrong_field
-from configurator import UserError, build, key, load, read_config_file, read_words
 
 error_of = Helpers.error_of
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from small_models import count_flops, logits_of_pieces, off_its_start, seen_of
 
-from configurator import UserError, check_choice
+from base.configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
 from model import GPT, MIXERS, MLPS, GPTConfig, Softmax
 from ops import IGNORE

@@ -130,7 +130,7 @@ class HostReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-WATCHED = ("ops/", "runs/", "train.py", "model.py", "gate.py", "optim.py")
+WATCHED = ("ops/", "runs/", "train.py", "model.py", "gate.py")
 OURS, places = tuple(f"{outdir.ROOT}/{name}" for name in WATCHED), set()
 
 

@@ -21,8 +21,8 @@ from conftest import LINES, ROOT, TINY, Helpers
 from test_published import make_hub
 from torch.distributed.run import get_args_parser
 
-import configurator
 import train
+from base import configurator
 from data.text import prepare as text_prepare
 from model import GPTConfig
 from speed.config import BenchConfig

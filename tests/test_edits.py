@@ -22,10 +22,10 @@ from small_models import off_its_start
 from test_model import C, D, H, T, in_pieces, make_config, make_mixer, random_x
 
 import model
-import optim
 import train
 from model import GPT, MIXERS, MLPS
 from runs import checkpoint as checkpoints
+from runs import muon
 
 CLOSE = dict(rtol=1e-9, atol=1e-9)
 # lines that are not blank, with the one in the table
@@ -109,7 +109,7 @@ def test_muon_steps_each_projection_of_the_readme_s_mixer_by_itself(monkeypatch)
     exec(blocks_of_readme()[1], dict(vars(model)))
     gpt = GPT(make_config(attention="lightning"))
     fused = [block.mixer.qkv for block in gpt.blocks]
-    assert fused and all(optim.matrices_of(gpt)[qkv.weight] == [C, C, C] for qkv in fused)
+    assert fused and all(muon.matrices_of(gpt)[qkv.weight] == [C, C, C] for qkv in fused)
 
 
 # -- In a copy: these edits, and those that the README shows -----------------------------------------------------------

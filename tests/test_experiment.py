@@ -18,9 +18,9 @@ from made_rows import DATA, made_row
 
 import experiment
 import plot
+from base.configurator import UserError
 from base.files import read_jsonl
 from base.rules import show
-from configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs.checkpoint import load

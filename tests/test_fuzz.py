@@ -37,15 +37,15 @@ from hypothesis import strategies as st
 from small_models import off_its_start
 
 import bench
-import configurator
 import evaluate
 import experiment
 import meters
 import plot
 import sample
 import train
+from base import configurator
+from base.configurator import UserError
 from base.files import read_json, sha256_of_file
-from configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from data.text import prepare as text_prepare

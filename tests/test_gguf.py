@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from conftest import LINES
 
-from configurator import UserError
+from base.configurator import UserError
 from data.tokenizer import tokenizer_of_checkpoint
 from hub import export, gguf_files
 from runs import checkpoint as checkpoints

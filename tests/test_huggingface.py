@@ -27,7 +27,7 @@ import transformers as hf
 from conftest import LINES, ROOT
 from small_models import logits_of_pieces
 
-from configurator import UserError
+from base.configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint, train_bpe

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-import configurator
-from configurator import UserError
+from base import configurator
+from base.configurator import UserError
 from keys import TrainConfig
 from model import GLA, GPT, MIXERS, GatedDeltaNet, GPTConfig, Softmax
 from ops.layers import Angles, rope_frequencies, rotate

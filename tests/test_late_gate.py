@@ -5,8 +5,8 @@ import torch
 from small_models import off_its_start
 from test_edited_meters import GatedMLP
 
-import configurator
 import train
+from base import configurator
 from gate import GATE_ACTIVATIONS
 from model import MIXERS, MLPS, GPTConfig
 from runs import checkpoint as checkpoints

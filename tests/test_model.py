@@ -17,7 +17,7 @@ from test_recurrence import definition
 import gate
 import model as model_file
 import variants
-from configurator import UserError
+from base.configurator import UserError
 from gate import GATE_ACTIVATIONS
 from keys import GRANULARITIES, keys_of_today, parse_gate
 from mixer import DENOMINATOR_MIN

@@ -8,7 +8,7 @@ from small_models import off_its_start
 import train
 from model import GPT, MIXERS, GPTConfig
 from ops.layers import FusedLinear
-from optim import COEFFICIENTS, Muon, matrices_of, orthogonalised
+from runs.muon import COEFFICIENTS, Muon, matrices_of, orthogonalised
 
 SMALL = dict(n_layer=2, n_head=2, n_embd=16, vocab_size=20, block_size=16, state_size=4)
 

@@ -13,8 +13,8 @@ import torch
 from transformers import GptOssConfig, GraniteSWAConfig, Inkling2TextConfig, MiMoV2FlashConfig, MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
-import configurator
 import model as nanogate
+from base import configurator
 from hub.families import KEYS
 from model import MIXERS, GPTConfig
 from ops import layers

@@ -17,7 +17,7 @@ import experiment
 import meters
 import plot
 from base import files
-from configurator import UserError
+from base.configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.text import prepare as text_prepare
 from hub import export

@@ -6,7 +6,7 @@ import house
 import pytest
 from conftest import ROOT
 
-from configurator import UserError
+from base.configurator import UserError
 from study import pages
 
 TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in pages.PAGES}

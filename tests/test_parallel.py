@@ -13,8 +13,8 @@ import torch
 from test_cluster import Ranks
 from torch.distributed.tensor import DTensor
 
-import configurator
 import train
+from base import configurator
 from model import GPT, MIXERS, MLPS
 from runs import checkpoint as checkpoints
 from runs import memory, parallel

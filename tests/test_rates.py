@@ -6,7 +6,7 @@ import pytest
 from made_rows import BASE, listed, made_row, write_rows
 
 import experiment
-from configurator import UserError
+from base.configurator import UserError
 from study import report, runner
 from study.plan import Plan, name_of, rates_of
 

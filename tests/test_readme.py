@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-import configurator
+from base import configurator
 from gate import GATE_ACTIVATIONS, POSITIONS
 from keys import GRANULARITIES
 from model import GPT, MIXERS, GPTConfig

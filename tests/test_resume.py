@@ -18,10 +18,9 @@ import pytest
 import torch
 from conftest import wait_until
 
-import configurator
 import model
 import train
-from base import files
+from base import configurator, files
 from runs import checkpoint as checkpoints
 from runs import hardware, outdir
 from runs.checkpoint import load_model

@@ -16,13 +16,12 @@ from conftest import ROOT
 from test_resume import FORKS, end
 
 import bench
-import configurator
 import evaluate
 import meters
 import plot
 import sample
 import train
-from base import files
+from base import configurator, files
 from data.backcopy import prepare as backcopy_prepare
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
@@ -241,7 +240,7 @@ def test_a_benchmark_writes_into_no_folder_of_somebody_else(tmp_path, helpers):
 
 def test_a_character_that_the_terminal_lacks_is_printed_escaped(monkeypatch, helpers):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    script = "import sys, configurator\ndef main(argv):\n    print('\\ud800 é')\n    print('é', file=sys.stderr)\n"
+    script = "import sys\nfrom base import configurator\ndef main(argv):\n    print('\\ud800 é')\n    print('é', file=sys.stderr)\n"
     done = helpers.script("-c", script + "configurator.run(main)")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"\\ud800 \\xe9\n", b"\\xe9\n")
 

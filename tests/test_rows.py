@@ -14,9 +14,9 @@ import pytest
 from made_rows import ROOT, listed, rows_of, show, write_rows
 from test_fuzz import GONE, changed_at, places
 
-import configurator
 import experiment
-from configurator import UserError
+from base import configurator
+from base.configurator import UserError
 from study import claims, report, runner, stats
 from study.plan import Plan
 from study.rows import read_rows, wrong_row

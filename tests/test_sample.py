@@ -14,7 +14,7 @@ from test_model import T, make_config
 
 import evaluate
 import sample
-from configurator import UserError
+from base.configurator import UserError
 from data.shards import open_dataset
 from model import MIXERS
 from ops.sampling import draw

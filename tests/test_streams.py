@@ -10,8 +10,8 @@ import pytest
 from conftest import ROOT
 from test_resume import FORKS, check_same_run, end
 
-import configurator
 import train
+from base import configurator
 
 SCRIPTS = [
     *(f"{name}.py" for name in ("train", "sample", "evaluate", "meters", "plot", "bench", "experiment")),
@@ -48,7 +48,8 @@ def test_the_other_streams_have_their_text(stream):
 
 def test_a_file_never_gets_the_number_of_a_closed_stream_and_children_have_all_three(tmp_path):
     code = """
-        import configurator, os, sys
+        import os, sys
+        from base import configurator
         def main(argv):
             with open(argv[0], "w") as file:
                 print("printed")
@@ -96,7 +97,7 @@ def test_a_run_goes_on_to_its_end_without_a_reader_a_disk_for_its_log_or_any_str
     check_same_run(run("whole"), silent["out_dir"], helpers)
 
 
-PRINTS = "import configurator, sys; configurator.run(lambda argv: [print(i, file={}) for i in range(99_999)])"
+PRINTS = "import sys; from base import configurator; configurator.run(lambda argv: [print(i, file={}) for i in range(99_999)])"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_script_whose_result_is_printed_ends_without_standard_output_and_none_
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
 def test_a_signal_ends_a_script_at_once_with_a_line(name):
-    code = f"import configurator, os; configurator.run(lambda argv: os.kill(os.getpid(), {getattr(signal, name)}))"
+    code = f"import os; from base import configurator; configurator.run(lambda argv: os.kill(os.getpid(), {getattr(signal, name)}))"
     ended = shell('"$@"', sys.executable, "-c", code)
     assert ended.returncode == 128 + getattr(signal, name)  # as a shell reports it
     assert f"\n{name}: ended at once\n" in ended.stderr and "Traceback" not in ended.stderr

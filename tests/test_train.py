@@ -15,10 +15,10 @@ import edits
 import pytest
 import torch
 
-import configurator
 import model
 import train
-from configurator import UserError
+from base import configurator
+from base.configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs import checkpoint as checkpoints

@@ -29,9 +29,9 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator
+from base import configurator
+from base.configurator import UserError, key
 from base.files import one_line
-from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, encode, write_stream
 

@@ -27,8 +27,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator
-from configurator import key
+from base import configurator
+from base.configurator import key
 from data.drawn import LONGEST, TASKS, VERSION, induction, random_bits, sources_of
 from data.writing import Output, write_drawn
 

@@ -46,9 +46,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator
+from base import configurator
+from base.configurator import UserError, key
 from base.rules import show
-from configurator import UserError, key
 from data.meta import UINT16_VOCAB
 from data.writing import Output, claim, write_examples
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator
+from base import configurator
+from base.configurator import UserError, key
 from base.files import DATA, one_line, read_regular
-from configurator import UserError, key
 from data.pystdlib import prepare as pystdlib
 from data.pystdlib.prepare import LEFT_OUT, read_sources, read_texts, write_sources
 from data.tokenizer import CHOICES

@@ -34,8 +34,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator
-from configurator import UserError, key
+from base import configurator
+from base.configurator import UserError, key
 from data.tokenizer import choose_tokenizer
 from data.writing import Output, claim, fitting, write_stream
 

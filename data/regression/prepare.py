@@ -42,8 +42,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator
-from configurator import key
+from base import configurator
+from base.configurator import key
 from data.drawn import LONGEST, VERSION, WEIGHTS, X_LEVELS, rows
 from data.writing import Output, write_drawn
 

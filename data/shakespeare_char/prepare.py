@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator
+from base import configurator
+from base.configurator import UserError, key
 from base.files import one_line, read_regular
-from configurator import UserError, key
 from data.tokenizer import get_tokenizer
 from data.writing import Output, claim, write_stream
 

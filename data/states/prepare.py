@@ -35,8 +35,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator
-from configurator import UserError, key
+from base import configurator
+from base.configurator import UserError, key
 from data.drawn import LONGEST, STATES, TASKS, VERSION, rows
 from data.writing import Output, write_drawn
 

@@ -21,9 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import configurator
+from base import configurator
+from base.configurator import UserError, key
 from base.files import find_path, one_line, read_regular
-from configurator import UserError, key
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, fitting, write_stream
 
