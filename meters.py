@@ -37,7 +37,6 @@ class MetersConfig(ReadingKeys):
 configurator.begin(__name__, MetersConfig, __doc__, positional=None)
 
 import json
-from pathlib import Path
 
 import torch
 
@@ -58,8 +57,7 @@ def main(argv: list[str]) -> None:
     config = configurator.load(MetersConfig, argv, positional=None)
     if not config.checkpoint:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
-    last = Path(config.checkpoint[-1])
-    folder = last if last.is_dir() else last.parent
+    folder = find_checkpoint(config.checkpoint[-1]).parent
     out = config.out or folder / "meters.json"
     check_output(out, "meters", "out")
     processes = Processes(config.device, config.threads)

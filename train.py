@@ -576,19 +576,23 @@ def print_end(run: Run, row: dict) -> None:
 def main(argv: list[str]) -> None:
     start = where_to_start(configurator.read_words(TrainConfig, argv))
     with Processes(start.config.device, start.config.threads) as processes:
-        # all that can be checked is checked before anything is written
-        check_start(start, processes)
-        dtype = processes.from_main(pick_dtype(start.config.dtype, processes.device_type))
-        dataset = open_data(start, processes)
-        config = copy.copy(start.config)
-        config.vocab_size = config.vocab_size or dataset.vocab_size
-        processes.on_main(memory.check_training, config, dataset, processes)
-        start = start._replace(config=config)
-        with OutDir(config, processes, start.resumed) as out, ThreadPoolExecutor(1) as reader:
-            run = make_run(start, processes, dtype, dataset, out, reader)
-            # from here on a signal waits for the end of a step, and the run is saved first
-            with processes.signals_held(lambda: what_a_signal_does(run)):
-                train(run)
+        train_from(start, processes)
+
+
+def train_from(start: Start, processes: Processes) -> None:
+    """Checks all that can be checked before anything is written, and trains."""
+    check_start(start, processes)
+    dtype = processes.from_main(pick_dtype(start.config.dtype, processes.device_type))
+    dataset = open_data(start, processes)
+    config = copy.copy(start.config)
+    config.vocab_size = config.vocab_size or dataset.vocab_size
+    processes.on_main(memory.check_training, config, dataset, processes)
+    start = start._replace(config=config)
+    with OutDir(config, processes, start.resumed) as out, ThreadPoolExecutor(1) as reader:
+        run = make_run(start, processes, dtype, dataset, out, reader)
+        # from here on a signal waits for the end of a step, and the run is saved first
+        with processes.signals_held(lambda: what_a_signal_does(run)):
+            train(run)
 
 
 def what_a_signal_does(run: Run) -> str:

@@ -46,7 +46,7 @@ THEIRS = {
     "GPT-2, exact gelu": hf.GPT2Config(**GPT2, activation_function="gelu"),
     "Qwen3-Next": hf.Qwen3NextConfig(**NEXT, layer_types=["linear_attention", "full_attention"]),
     "headwise": NEXT, "elementwise": NEXT,
-    "Mamba-2": hf.Mamba2Config(**SIZES, num_heads=4, head_dim=16, state_size=24, n_groups=2, chunk_size=32),
+    "Mamba-2": hf.Mamba2Config(**SIZES, num_heads=4, head_dim=16, state_size=24, n_groups=1, chunk_size=32),
     "GLA": FLA | dict(model_type="gla", expand_k=0.5, expand_v=1.0, use_output_gate=True),
     "DeltaNet": FLA | dict(model_type="delta_net", expand_k=1.0, expand_v=1.0, allow_neg_eigval=True),
     "KDA": FLA | dict(model_type="kda", head_dim=16, expand_v=1.0),

@@ -71,7 +71,7 @@ def one_after_the_other(cases):
             try:
                 with mock.patch.object(outdir, "sha256_of", sha256_of):
                     given = configurator.read_words(train.TrainConfig, words[processes.rank])
-                    train.run(train.where_to_start(given), processes)
+                    train.train_from(train.where_to_start(given), processes)
             except UserError as error:
                 ended = str(error)
             os.write(1, f"{name} of rank {processes.rank}: {ended}\n".encode())

@@ -71,7 +71,7 @@ def test_every_script_takes_tf32_with_its_gpu(monkeypatch):
     monkeypatch.setattr(hardware, "pick_device", lambda name: name)
     second = hardware.Processes("cuda:1", 1)  # as hub/harness.py names one
     assert (second.device, second.device_type, precisions) == ("cuda:1", "cuda", ["high", "high"])
-    scripts = [outdir.ROOT / f"{name}.py" for name in ("train", "evaluate", "meters", "sample", "hub/harness")]
+    scripts = [outdir.ROOT / f"{name}.py" for name in ("train", "evaluate", "meters", "hub/harness")]
     assert all("Processes(" in script.read_text() for script in scripts)
 
 
@@ -159,7 +159,7 @@ def test_no_step_waits_for_a_gpu(run, text, monkeypatch, float16_on_a_cpu, mixer
     monkeypatch.setattr(GPT, "zero_grad", last)
     keys = dict(dropout=0.1, gradient_accumulation_steps=2, max_iters=2, log_interval=1000, optimizer=optimizer)
     run("out", dataset=text, attention=mixer, gate="elementwise", dtype=dtype, **keys)
-    assert watched == [0, 1] and {name for name, _ in places} <= {"forward"}  # which looks at labels on a CPU only
+    assert watched == [0, 1] and {name for name, _ in places} <= {"cross_entropy_sum"}  # on a CPU only, for labels
 
 
 def test_the_peak_of_a_gpu_is_its_data_sheets_or_measured(monkeypatch):

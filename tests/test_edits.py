@@ -181,7 +181,7 @@ def test_a_copy_with_all_edits_prepares_trains_resumes_and_measures(copy, helper
     ]
     printed = run_in(copy, "-c", IN_TURN, *scripts)
     assert len(helpers.losses(copy / "out" / "mine")) == 4
-    assert "sink of longconv: no weights" in printed
+    assert "written: out/mine/meters.json" in printed
     assert "what it is for" in run_in(copy, "train.py", "--help")
 
 

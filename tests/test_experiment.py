@@ -209,7 +209,7 @@ def test_an_experiment_replaces_data_of_other_keys_with_overwrite_alone_and_noth
     first, later = DATA | {"vocab_size": 32}, DATA | {"vocab_size": 64}
     runner.prepare(PLAIN, first, 3, tmp_path)
     message = helpers.error_of(runner.prepare, PLAIN, later, 3, tmp_path)
-    assert "vocab_size=32 there, 64 now" in message and "--overwrite=true" in message
+    assert "vocab_size" in message and "--overwrite=true" in message
     folder = runner.prepare(dataclasses.replace(PLAIN, overwrite=True), later, 3, tmp_path)
     assert open_dataset(folder).vocab_size == 64
     (tmp_path / "seed4").mkdir()

@@ -188,7 +188,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("keys, line", WRONG, ids=str)
+@pytest.mark.parametrize("keys, line", WRONG, ids=range(len(WRONG)))
 def test_what_cannot_be_read_is_one_line_with_the_name_of_the_field(keys, line, tmp_path, helpers):
     file = write(tmp_path / "model.gguf", **keys)
     message = helpers.error_of(checkpoints.load, file)

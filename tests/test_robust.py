@@ -240,7 +240,8 @@ def test_a_benchmark_writes_into_no_folder_of_somebody_else(tmp_path, helpers):
 
 def test_a_character_that_the_terminal_lacks_is_printed_escaped(monkeypatch, helpers):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    script = "import sys\nfrom base import configurator\ndef main(argv):\n    print('\\ud800 é')\n    print('é', file=sys.stderr)\n"
+    script = "import sys\nfrom base import configurator\n"
+    script += "def main(argv):\n    print('\\ud800 é')\n    print('é', file=sys.stderr)\n"
     done = helpers.script("-c", script + "configurator.run(main)")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"\\ud800 \\xe9\n", b"\\xe9\n")
 

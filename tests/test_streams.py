@@ -97,7 +97,8 @@ def test_a_run_goes_on_to_its_end_without_a_reader_a_disk_for_its_log_or_any_str
     check_same_run(run("whole"), silent["out_dir"], helpers)
 
 
-PRINTS = "import sys; from base import configurator; configurator.run(lambda argv: [print(i, file={}) for i in range(99_999)])"
+PRINTS = "import sys; from base import configurator; "
+PRINTS += "configurator.run(lambda argv: [print(i, file={}) for i in range(99_999)])"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,8 @@ def test_a_script_whose_result_is_printed_ends_without_standard_output_and_none_
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
 def test_a_signal_ends_a_script_at_once_with_a_line(name):
-    code = f"import os; from base import configurator; configurator.run(lambda argv: os.kill(os.getpid(), {getattr(signal, name)}))"
+    code = "import os; from base import configurator; "
+    code += f"configurator.run(lambda argv: os.kill(os.getpid(), {getattr(signal, name)}))"
     ended = shell('"$@"', sys.executable, "-c", code)
     assert ended.returncode == 128 + getattr(signal, name)  # as a shell reports it
     assert f"\n{name}: ended at once\n" in ended.stderr and "Traceback" not in ended.stderr
