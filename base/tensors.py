@@ -6,6 +6,7 @@ load_folder(folder / "model.safetensors")
 """
 
 import json
+import pickle
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +37,12 @@ def load_torch(path: Path | str, mapped: bool = False) -> Any:
             raise UserError(
                 f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint"
             )
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        except pickle.UnpicklingError:  # whose text advises to run what is in the file
+            raise UserError(
+                f"{path}: refused, it is damaged or holds more than tensors and plain values"
+            ) from None
 
 
 def import_safetensors() -> ModuleType:

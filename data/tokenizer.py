@@ -45,7 +45,7 @@ def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
         return AlphabetTokenizer(data["alphabet"])
     if "tokenizer_json" in data:
         return FileTokenizer(path, data["tokenizer_json"].encode())
-    folder = find_checkpoint(path).parent
+    folder = path if os.path.isdir(path) else find_checkpoint(path).parent
     return get_tokenizer(data.get("tokenizer", ""), [folder, data.get("path") or "."])
 
 

@@ -341,7 +341,7 @@ def test_any_json_is_drawn_or_one_line(drawable, name, at, value, replaces_all, 
 @functools.cache
 def model_of(mixer):
     """Its logits are far apart."""
-    config = GPTConfig(n_layer=1, n_embd=8, n_head=2, block_size=16, vocab_size=256, attention=mixer)
+    config = GPTConfig(n_layer=1, n_embd=16, n_head=2, block_size=16, vocab_size=256, attention=mixer)
     return off_its_start(config, torch.float32, noise=0.6)
 
 

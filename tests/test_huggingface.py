@@ -576,6 +576,7 @@ def test_a_byte_level_tokenizer_gives_back_every_byte_and_is_found_beside_a_chec
     assert tokenizer.vocab_size == 70_002
     assert get_tokenizer(tokenizer.name, ["nowhere", tokenizer_file.parent]).name == tokenizer.name
     about = {"tokenizer": tokenizer.name}
+    tokenizer_file.with_name("best.pt").touch()
     assert tokenizer_of_checkpoint(tokenizer_file.with_name("best.pt"), about).name == tokenizer.name
     in_data = about | {"path": str(tokenizer_file.parent)}
     assert tokenizer_of_checkpoint(tmp_path, in_data).name == tokenizer.name
