@@ -24,7 +24,7 @@ OTHERS = "--eval_tokens=5_000 --eval_whole=false --meters=false --learning_rate=
 READERS = {
     "sample.py": "--max_new_tokens=60 --num_samples=1 --start=def",
     "evaluate.py": "--lengths=64,128",
-    "meters.py": "--rows=4 --score_batches=1",
+    "meters.py": "--rows=4",
 }
 LONGEST = 100  # seconds that a script may take
 SLOWER = 10  # times that, in a rehearsal
