@@ -57,8 +57,7 @@ def main(argv: list[str]) -> None:
     config = configurator.load(MetersConfig, argv, positional=None)
     if not config.checkpoint:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
-    folder = find_checkpoint(config.checkpoint[-1]).parent
-    out = config.out or folder / "meters.json"
+    out = config.out or find_checkpoint(config.checkpoint[-1]).parent / "meters.json"
     check_output(out, "meters", "out")
     processes = Processes(config.device, config.threads)
     results = [meters_of(path, config, processes) for path in config.checkpoint]

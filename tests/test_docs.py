@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LINES, ROOT, TINY, Helpers
+from test_gguf import write as write_gguf
 from test_published import make_hub
 from torch.distributed.run import get_args_parser
 
@@ -68,6 +69,7 @@ def copy(tmp_path_factory, mqar):
         Path("before.json").write_text('{"1": 1.1, "2": 1.2}', encoding="utf-8")
         Path("after.csv").write_text("seed,val_loss\n1,1.0\n2,1.1\n", encoding="utf-8")
         make_hub(Path("Qwen3-0.6B"))
+        write_gguf(Path("model.gguf"))
         text_prepare.main(["book.txt", "--tokenizer=Qwen3-0.6B", "--out_dir=data/qwen3"])
         yield
 
@@ -206,7 +208,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(name):
 def test_every_key_that_a_document_names_is_one_of_a_script():
     modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "hub.export", "study.compare"]
     modules += [f"data.{file.parent.name}.prepare" for file in (ROOT / "data").glob("*/prepare.py")]
-    known = {"config_override", "help", "key", "model", "model_args", "tasks", "include_path"}  # four of lm-eval
+    known = {"config_override", "help", "key", "model", "model_args", "tasks", "include_path", "no-deps"}  # of lm-eval and pip
     for module in map(importlib.import_module, modules):
         for value in filter(dataclasses.is_dataclass, vars(module).values()):
             known |= {field.name for field in dataclasses.fields(value)}
