@@ -195,8 +195,8 @@ def rotate(x: Tensor, start: int, angles: "Angles") -> Tensor:
     x = at_least_float32(x)
     cos, sin = angles(x, start)  # (T, 1, n)
     width = 2 * cos.shape[-1]
-    left, right, rest = x.split([width // 2, width // 2, x.shape[-1] - width], dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
+    turned = fast.Rotation.apply(x[..., :width], cos, sin)
+    return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
 
 
 def rope_frequencies(
