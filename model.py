@@ -581,7 +581,7 @@ class GPT(nn.Module):
         It is token_losses(self.logits(x), targets).sum(), without the logits in memory
         (ops/loss.py). To train on another loss, edit this method alone.
         """
-        return cross_entropy_sum(x, self.output_weight, targets, vocab_size=self.config.vocab_size)
+        return cross_entropy_sum(x, self.output_weight, targets)
 
     def forward(
         self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean"
@@ -621,7 +621,10 @@ class GPT(nn.Module):
         float32."""
         # no data: a cache can be larger than the memory
         state = self.init_state(batch_size, device="meta")
-        return sum(tensor.nbytes for layer in state for tensor in layer.values())
+        n_bytes = 0
+        for layer in state:
+            n_bytes += sum(tensor.nbytes for tensor in layer.values())
+        return n_bytes
 
     def flops_per_token(self, T: int | None = None) -> float:
         """FLOPs of a token, forward, at context T (None: block_size); a multiply-add counts 2.

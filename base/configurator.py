@@ -103,19 +103,23 @@ def report(error: BaseException) -> Any:
     text = escape(str(error).strip().partition("\n")[0][:300])
     if isinstance(error, SystemExit):
         return error.code or 0
-    if isinstance(error, DataError) and (command := command_of_configs(sys.argv[1:])):
-        status, line = 2, f"error: {error.text}; {command}"
-    elif isinstance(error, UserError):
-        status, line = 2, f"error: {error}"
+    if isinstance(error, UserError):
+        status = 2
+        line = f"error: {error}"
+        if isinstance(error, DataError):
+            command = command_of_configs(sys.argv[1:])
+            if command:
+                line = f"error: {error.text}; {command}"
     elif isinstance(error, KeyboardInterrupt):
-        status, line = 130, "interrupted"
+        status = 130
+        line = "interrupted"
     elif is_of_memory(error):
-        status, line = (
-            1,
-            f"error: not enough memory ({text or 'malloc failed'}); lower batch_size or the model",
-        )
+        status = 1
+        reason = text or "malloc failed"
+        line = f"error: not enough memory ({reason}); lower batch_size or the model"
     elif isinstance(error, OSError):
-        status, line = 1, f"error: {text}"
+        status = 1
+        line = f"error: {text}"
     else:
         traceback.print_exception(error)
         return 1
@@ -238,7 +242,8 @@ def _check(config_class, values, source=""):
                 f"{prefix}{name}: has over {MOST_PARTS:,} values, or is nested over {DEEPEST} deep"
             )
         checked[name] = _read(value, rules[name])
-        if words := wrong_field(checked[name], rules[name], prefix + name):
+        words = wrong_field(checked[name], rules[name], prefix + name)
+        if words:
             is_text = isinstance(checked[name], str) and rules[name].kind in (int, float)
             raise UserError(words + " (digits, + - * /)" * is_text)
     return checked

@@ -349,7 +349,7 @@ class Convolution(Function):
 
 class Rotation(Function):
     """layers.rotate: pairs of channels (i, i + D/2) turn by angles whose cos and sin are (T, 1,
-    D/2). It saves 2% of a step of softmax."""
+    D/2). Autograd's backward rounds otherwise, and trained models would have other bits."""
 
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)

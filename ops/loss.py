@@ -23,15 +23,12 @@ def chunk_tokens(weight: Tensor) -> int:
     )
 
 
-def cross_entropy_sum(
-    x: Tensor, weight: Tensor, targets: Tensor, *, vocab_size: int, softcap: float | None = None
-) -> Tensor:
+def cross_entropy_sum(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Sum over tokens of -log softmax(x @ weight.T)[target], in nats: a float32 scalar.
 
-    x (..., C) are hidden states. weight is (V, C) with V >= vocab_size; rows past vocab_size get no
-    probability. targets (...) are ids; only -100 is masked, and any other invalid id raises. With
-    softcap c the logits are c * tanh(logits / c). Under autocast the operands of the product are
-    cast to its dtype, and all else is float32.
+    x (..., C) are hidden states, weight is (V, C). targets (...) are ids; only -100 is masked, and
+    any other invalid id raises. Under autocast the operands of the product are cast to its dtype,
+    and all else is float32.
     """
     x = x.flatten(0, -2)
     targets = targets.flatten()
@@ -41,27 +38,27 @@ def cross_entropy_sum(
         if not labelled.all():
             x = x[labelled]
             targets = targets[labelled]
-    return ChunkedCrossEntropy.apply(x, weight, targets, vocab_size, softcap)
+    return ChunkedCrossEntropy.apply(x, weight, targets)
 
 
 class ChunkedCrossEntropy(Function):
-    """F.cross_entropy(softcapped x @ weight.T, targets, reduction="sum"). x (tokens, C), targets
+    """F.cross_entropy(x @ weight.T, targets, reduction="sum"). x (tokens, C), targets
     (tokens,)."""
 
-    def forward(ctx, x, weight, targets, vocab_size, softcap):
+    def forward(ctx, x, weight, targets):
         device = x.device.type
         dtype = (
             torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         )
         function = one_node if torch.compiler.is_compiling() else loss_and_gradients
         needs_grad = any(ctx.needs_input_grad[:2])
-        loss, dx, dw = function(x, weight, targets, vocab_size, softcap, dtype, needs_grad)
+        loss, dx, dw = function(x, weight, targets, dtype, needs_grad)
         ctx.save_for_backward(dx, dw)
         return loss
 
     def backward(ctx, grad_loss):
         dx, dw = ctx.saved_tensors
-        return (grad_loss * dx).to(dx.dtype), (grad_loss * dw).to(dw.dtype), None, None, None
+        return (grad_loss * dx).to(dx.dtype), (grad_loss * dw).to(dw.dtype), None
 
 
 def outputs(x: Tensor, weight: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,8 +73,6 @@ def loss_and_gradients(
     x: Tensor,
     weight: Tensor,
     targets: Tensor,
-    vocab_size: int,
-    softcap: float | None,
     dtype: torch.dtype,
     grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,15 +94,10 @@ def loss_and_gradients(
             x_rows = x[rows].to(dtype).masked_fill(~counts, 0)
             product = torch.mm(x_rows, w.T, out=products[: len(x_rows)])
             logit = logits[: len(x_rows)].copy_(product)  # (rows, V)
-            if softcap is not None:
-                capped = torch.tanh(logit / softcap)
-                logit.copy_(capped).mul_(softcap)
-            logit[:, vocab_size:] = -torch.inf
             # only -100 becomes id 0; any other invalid id must raise
             target = target.masked_fill(~counts, 0)
             log_share = torch.log_softmax(logit, -1, out=log_shares[: len(x_rows)])
-            # the columns end with the vocabulary, so that gather raises for the id of a padding row
-            of_target = log_share[:, :vocab_size].gather(-1, target)
+            of_target = log_share.gather(-1, target)
             loss = loss - (of_target * counts).sum()
             if grad:
                 # softmax, then minus one at the target, each rounded to the dtype of the products.
@@ -117,8 +107,6 @@ def loss_and_gradients(
                 else:
                     torch.exp(log_share, out=product)
                 product.scatter_(-1, target, (of_target.exp() - 1).to(dtype))
-                if softcap is not None:
-                    product.mul_(1 - capped * capped)
                 # ignored tokens get no gradient; in dw their x is already zero
                 dx[rows] = (product @ w) * counts
                 dw += torch.mm(product.T, x_rows, out=dw_chunk)

@@ -68,7 +68,8 @@ def check_prompt(model, idx: torch.Tensor, max_new_tokens: int) -> None:
     end, most = T + max_new_tokens, most_new_tokens(model, T)
     if idx.numel() == 0:
         raise UserError("the prompt is empty: a sample needs at least one token to go on from")
-    if bad := [i for i in idx.flatten().tolist() if not 0 <= i < vocab_size]:
+    bad = [i for i in idx.flatten().tolist() if not 0 <= i < vocab_size]
+    if bad:
         raise UserError(f"the prompt has token id {bad[0]}; the model knows 0 to {vocab_size - 1}")
     if max_new_tokens > most:
         works = (

@@ -285,21 +285,15 @@ class Processes(contextlib.AbstractContextManager):
     def on_main(self, function: Callable, *args: object) -> None:
         """Calls it on rank 0, for which the others wait. A UserError there is raised on every
         process."""
-        self.on_all(lambda: function(*args) if self.is_main else None)
-
-    def on_all(self, function: Callable, *args: object) -> Any:
-        """Calls it on every process, and returns its own result. A UserError of one of them is
-        raised on all."""
-        result = None
         error = None
-        try:
-            result = function(*args)
-        except UserError as caught:
-            error = caught
-        for failed in self.from_all(error):
-            if failed is not None:
-                raise failed
-        return result
+        if self.is_main:
+            try:
+                function(*args)
+            except UserError as caught:
+                error = caught
+        error = self.from_main(error)
+        if error is not None:
+            raise error
 
     def signals_held(self, what_happens: Callable[[], str]) -> contextlib.AbstractContextManager:
         """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until one of the next three methods is
