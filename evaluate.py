@@ -253,13 +253,11 @@ def mean_loss(sums: torch.Tensor) -> float | None:
 
 
 def evaluation_rows(config, dataset: Dataset) -> int:
-    """How many rows train.py evaluates at once: eval_batch_size or, if that is None, n_layer times
-    batch_size, since a step keeps the activations of every layer and an evaluation those of one; at
-    most EVALUATED_AT_ONCE tokens, unless batch_size is more."""
+    """How many rows train.py evaluates at once: n_layer times batch_size, since a step keeps the
+    activations of every layer and an evaluation those of one; at most EVALUATED_AT_ONCE tokens,
+    unless batch_size is more."""
     most = EVALUATED_AT_ONCE // dataset.longest("val", config.block_size)
-    return config.eval_batch_size or max(
-        config.batch_size, min(config.batch_size * config.n_layer, most)
-    )
+    return max(config.batch_size, min(config.batch_size * config.n_layer, most))
 
 
 # -- Pruned gates, and arithmetic in 8 bits --------------------------------------------------------

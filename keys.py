@@ -45,9 +45,12 @@ ELSEWHERE = {
     "wandb_project": "three lines of Python (docs/reliability.md)", "backend": "chosen by the device",
     "shards": "parallel=fsdp, with a shard on each process", "gather_dtype": "what dtype says",
     "checkpoint": "init_from=FILE to start from one; each is one file",
+    "decay_lr": "schedule; decay_lr=False is schedule=constant", "lr_decay_iters": "max_iters",
+    "new_lr_scale": "gate_lr_scale, of gates", "eval_batch_size": "what fits into a step's memory",
+    "memory_check": "done where too little is left",
 }  # fmt: skip
 # keys of older checkpoints that are gone, and said nothing that a run or a model depends on
-GONE = {"shards", "gather_dtype", "checkpoint"}
+GONE = {"shards", "gather_dtype", "checkpoint", "eval_batch_size", "memory_check"}
 
 
 GRANULARITIES = ("elementwise", "headwise", "shared", "scalar")  # of gates
@@ -69,6 +72,7 @@ RETIRED = {
     "n_groups": (1, "3c5ad23"),
     "pad_vocab_to": (1, "3c5ad23"),
     "logit_softcap": (None, "3c5ad23"),
+    "lr_decay_iters": (None, "65a93f7"),
 }
 CLASS_OF = {  # the mixer that takes the place of softmax
     ("sink", "zero"): "sink_zero",
@@ -121,9 +125,14 @@ def keys_of_today(keys: dict) -> dict:
         words = [word.strip() for word in keys.get("attention", "softmax").split(",")]
         if mixer is None or before not in words:
             raise UserError(
-                f"{name}={value!r}: no mixer of this version; commit {last} is the last that has it"
+                f"{name}={value!r}: not in this version; commit {last} is the last that has it"
             )
         keys["attention"] = ",".join(mixer if word == before else word for word in words)
+    if not keys.pop("decay_lr", True):
+        keys["schedule"] = "constant"
+    rate_of_new = keys.pop("new_lr_scale", 1.0)  # only gates were new where a run had it
+    if rate_of_new != 1:
+        keys["gate_lr_scale"] = rate_of_new
     width = keys.pop("mlp_width", None)
     if width is not None:
         keys["mlp_ratio"] = mlp_ratio_of(width, keys["n_embd"], keys["mlp"])
@@ -382,28 +391,20 @@ class TrainConfig(GPTConfig):
         "optimizer=muon: what steps the gates' matrices (None: muon)",
         choices=("adamw", "muon"),
     )
-    schedule: str | None = key(
-        None,
-        "learning rate after the warmup; cosine: falls to min_lr; wsd: constant, then falls over the last decay_iters; "
-        "constant (None: cosine, or constant with decay_lr=false)",
+    schedule: str = key(
+        "cosine",
+        "learning rate after the warmup; cosine: falls to min_lr; wsd: constant, then falls over the last decay_iters",
         choices=("cosine", "wsd", "constant"),
     )
-    decay_lr: bool = key(True, "nanoGPT's name: false is schedule=constant")
     warmup_iters: int = key(100, "steps of linear warmup", at_least=0)
     decay_iters: int | None = key(
         None, "wsd: steps of the decay (None: a fifth of the run)", at_least=1
-    )
-    lr_decay_iters: int | None = key(
-        None, "step at which min_lr is reached (None: max_iters)", at_least=1
     )
     min_lr: float | None = key(
         None, "learning rate at the decay's end (None: learning_rate / 10; wsd: 0)", at_least=0
     )
     keep_moments: bool = key(
         False, "init_from=CHECKPOINT: keep its optimizer's moments; another seed: other batches"
-    )
-    new_lr_scale: float = key(
-        1.0, "init_from=CHECKPOINT: learning rate of what it lacks, as a multiple", above=0
     )
     weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
     beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
@@ -428,9 +429,6 @@ class TrainConfig(GPTConfig):
     )
     stop_above: float | None = key(
         None, "end the run after two evaluations in a row above this accuracy", at_least=0
-    )
-    eval_batch_size: int | None = key(
-        None, "rows evaluated at once (None: what fits into a step's memory)", at_least=1
     )
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
     logger: str = key(
@@ -460,7 +458,6 @@ class TrainConfig(GPTConfig):
         at_least=0,
         at_most=512,
     )
-    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")
 
     def __post_init__(self):
         super().__post_init__()
@@ -468,24 +465,15 @@ class TrainConfig(GPTConfig):
             raise UserError(
                 "gate_optimizer='muon': is for optimizer='muon'; leave it out, or add --optimizer=muon"
             )
-        if not self.decay_lr and self.schedule in ("cosine", "wsd"):
-            raise UserError(
-                f"schedule={self.schedule!r}: decay_lr=False means constant; leave one of them out"
-            )
         if self.schedule != "wsd" and self.decay_iters is not None:
             raise UserError(
-                f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.decay!r}"
+                f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.schedule!r}"
             )
         if self.keep_interval is not None and self.keep_interval % self.eval_interval != 0:
             raise UserError(
                 f"keep_interval={self.keep_interval}: a checkpoint is saved every eval_interval={self.eval_interval} "
                 "steps; give a multiple of that"
             )
-
-    @property
-    def decay(self) -> str:
-        """How the learning rate goes on after the warmup: cosine, wsd or constant."""
-        return self.schedule or ("cosine" if self.decay_lr else "constant")
 
 
 @dataclass
@@ -509,4 +497,3 @@ class ReadingKeys:
         at_least=0,
         at_most=512,
     )
-    memory_check: bool = key(True, "refuse to run if more memory is needed than is left")

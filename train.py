@@ -60,7 +60,7 @@ from runs.muon import Muon, matrices_of, step_unless
 from runs.notes import forms_that_ran, notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import first_rows, training_meters
-from runs.resume import Start, restore, scale_new, take_weights, where_to_start
+from runs.resume import Start, restore, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
 
@@ -77,10 +77,10 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     warmup = config.warmup_iters
     if step < warmup:
         return highest * (step + 1) / (warmup + 1)
-    if config.decay == "constant":
+    if config.schedule == "constant":
         return highest
-    end = config.lr_decay_iters or config.max_iters
-    if config.decay == "wsd":
+    end = config.max_iters
+    if config.schedule == "wsd":
         steps = config.decay_iters or max(1, end // 5)
         left = 1 - math.sqrt(progress(step, max(warmup, end - steps), end))
         lowest = 0.0
@@ -219,7 +219,6 @@ class Run:
     step_model: torch.nn.Module  # what a step calls: the model, compiled or DDP's
     optimizers: list
     scaler: torch.amp.GradScaler
-    new_parameters: list[str]  # those that the weights it started from lacked
     peak: tuple[float, str]  # FLOP/s that a device can reach, how that is known
     about: dict = dataclasses.field(default_factory=dict)  # what each checkpoint repeats
 
@@ -447,7 +446,6 @@ def save(run: Run, is_best: bool) -> None:
     checkpoint = run.about | {
         "model": weights,
         "optimizer": {"state": moments, "param_groups": groups},
-        "new": run.new_parameters,
         "scaler": run.scaler.state_dict(),
         "rng": torch.get_rng_state(),
         "iter_num": run.step,
@@ -659,11 +657,10 @@ def make_run(
     """Builds the model and the optimizers, restores a checkpoint, prints and writes what comes
     before the first step."""
     config, resumed, source = start.config, start.resumed, start.source
-    model, new_parameters, notes_of_model = make_model(config, resumed, source)
+    model, notes_of_model = make_model(config, resumed, source)
     compiled = is_compiled(config, processes.device_type)
     step_model = parallel.share_out(model, config, processes, compiled, dtype)
     optimizers = make_optimizers(model, config, processes.device_type)
-    scale_new(optimizers, new_parameters, config.new_lr_scale)
     scaler = torch.amp.GradScaler(processes.device_type, enabled=dtype == "float16")
     if resumed is not None:
         restore(resumed, model, optimizers, out.path / "ckpt.pt", scaler)
@@ -685,7 +682,6 @@ def make_run(
         step_model=step_model,
         optimizers=optimizers,
         scaler=scaler,
-        new_parameters=new_parameters,
         peak=peak_flops(processes.device_type, dtype),
         bad_step=torch.tensor(-1, device=processes.device),
     )
@@ -705,19 +701,17 @@ def make_run(
 
 def make_model(
     config: TrainConfig, resumed: dict | None, source: dict | None
-) -> tuple[GPT, list[str], list[str]]:
-    """(the model that a run starts with, names of parameters that the weights it started from did
-    not have, lines to print)"""
+) -> tuple[GPT, list[str]]:
+    """(the model that a run starts with, lines to print)"""
     model_config = GPTConfig(**model_args(config))
     torch.manual_seed(config.seed)
     if resumed is not None:
         file = Path(config.out_dir) / "ckpt.pt"
-        return build_model(model_config, resumed["model"], file), resumed["new"], []
+        return build_model(model_config, resumed["model"], file), []
     model = GPT(model_config)
     if source is None:
-        return model, [], []
-    new_parameters, notes = take_weights(model, source["model"], config.init_from)
-    return model, new_parameters, notes
+        return model, []
+    return model, take_weights(model, source["model"], config.init_from)
 
 
 def model_args(config: TrainConfig) -> dict:
@@ -756,7 +750,7 @@ def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
     peak, source = run.peak
     print(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {source}")
     resumes = start.resumed is not None
-    for note in notes_on_keys(config, start.user_keys, resumes, run.new_parameters):
+    for note in notes_on_keys(config, start.user_keys, resumes):
         print(note)
 
 

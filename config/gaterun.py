@@ -27,7 +27,6 @@ beta1 = 0.8
 beta2 = 0.95
 
 eval_interval = 100
-eval_batch_size = 64
 device = "cpu"
 dtype = "float32"
 threads = 1

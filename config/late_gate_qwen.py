@@ -21,7 +21,7 @@ out_dir = "out/gated_qwen"
 
 gate = "elementwise"
 gate_activation = "sigmoid2"
-new_lr_scale = 10
+gate_lr_scale = 10
 
 block_size = 1024
 batch_size = 1

@@ -25,4 +25,3 @@ max_iters = 600
 learning_rate = 3e-3
 warmup_iters = 50
 eval_interval = 200
-eval_batch_size = 250

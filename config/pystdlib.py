@@ -23,4 +23,3 @@ max_iters = 200
 learning_rate = 2e-3
 warmup_iters = 50
 eval_interval = 200
-eval_batch_size = 64

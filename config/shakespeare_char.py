@@ -22,4 +22,3 @@ min_lr = 1e-4
 beta2 = 0.99
 
 eval_interval = 250
-eval_batch_size = 64

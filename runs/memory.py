@@ -100,16 +100,15 @@ def without_data(config: GPTConfig) -> GPT:
 
 
 def check(config, needed: float, device: str, processes_here: int = 1) -> None:
-    """NotEnoughMemory, unless config.memory_check is false, where each of processes_here has fewer
-    bytes left."""
+    """NotEnoughMemory where each of processes_here has fewer bytes left."""
     if device == "cuda":
         available = torch.cuda.mem_get_info()[0]
     else:
         available = ram_available() / processes_here
-    if needed > available and config.memory_check:
+    if needed > available:
         raise NotEnoughMemory(
             f"at least {tqdm.format_sizeof(needed, 'B')} of memory would be needed, and "
-            f"{tqdm.format_sizeof(available, 'B')} are left: --memory_check=false tries it all the same"
+            f"{tqdm.format_sizeof(available, 'B')} are left"
         )
 
 

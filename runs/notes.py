@@ -30,11 +30,11 @@ OF_GATES = {"gate_activation", "gate_rank", "gate_input", "gate_bias"}
 
 
 def notes_on_keys(
-    config: TrainConfig, user_keys: dict, resumes: bool, new_parameters: list[str]
+    config: TrainConfig, user_keys: dict, resumes: bool
 ) -> list[str]:
     """A line of text for each key that a user gave and that has no effect in this run, and for a
     warmup that is longer than the run."""
-    unused = unused_keys(config) | unused_keys_of_training(config, resumes, new_parameters)
+    unused = unused_keys(config) | unused_keys_of_training(config, resumes)
     notes = []
     for name, reason in unused.items():
         if name in user_keys:
@@ -110,18 +110,17 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     return unused | reasons(rows)
 
 
-def unused_keys_of_training(config: TrainConfig, resumes: bool, new_parameters: list[str]) -> dict:
+def unused_keys_of_training(config: TrainConfig, resumes: bool) -> dict:
     """{key: reason} of each key of training that has no effect in this run."""
     has_gates = any(gate.native or gate.positions for _, gate in config.layers())
     rows = [
-        (config.decay == "constant", ["min_lr", "lr_decay_iters"], "schedule is constant"),
+        (config.schedule == "constant", ["min_lr"], "schedule is constant"),
         (config.optimizer == "adamw", ["muon_lr_scale", "gate_optimizer"], "optimizer is adamw"),
         (
             not has_gates,
             ["gate_lr_scale", "gate_weight_decay", "gate_optimizer"],
             "there is no gate",
         ),
-        (not new_parameters, ["new_lr_scale"], "no parameter is new beside a checkpoint's"),
         (resumes, ["keep_moments"], "the run goes on with its own"),
     ]
     return reasons(rows)

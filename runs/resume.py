@@ -27,10 +27,10 @@ from runs.parallel import load_moments, named_parameters
 # the fields of a checkpoint without which no run goes on from it
 NEEDED = (
     "optimizer", "scaler", "iter_num", "seconds", "eval_seconds", "best_val_loss", "rng", "run_id", "data", "config",
-    "dtype", "new", "code_files",
+    "dtype", "code_files",
 )  # fmt: skip
 OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
-OF_SCHEDULE = ("schedule", "decay_iters", "lr_decay_iters", "min_lr")
+OF_SCHEDULE = ("schedule", "decay_iters", "min_lr")
 # a run's evaluations are compared with each other: they read the same sample in the same way
 KEPT = ("eval_tokens", "mask_documents", "optimizer", "gate_optimizer")
 MOMENTS = {"AdamW": {"exp_avg", "exp_avg_sq", "step"}, "Muon": {"momentum_buffer"}}
@@ -99,17 +99,13 @@ def go_on(user_keys: dict, file: Path) -> Start:
                 f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or its config"
             )
     schedule = {}
-    if has_another_schedule(
-        user_keys, before
-    ):  # it replaces all that the checkpoint says of its own
-        schedule = dict.fromkeys(OF_SCHEDULE) | {"decay_lr": True}
+    if user_keys.get("schedule", before["schedule"]) != before["schedule"]:
+        schedule = dict.fromkeys(OF_SCHEDULE)  # nothing of the checkpoint's own
     values = before | schedule | user_keys | fixed
     config = configurator.build(TrainConfig, values, source=str(file))
     check_place_in_data(config, before, resumed, file)
     for name in ("dtype", "keep_moments"):  # what was derived of auto, and what does nothing here
         del before[name]
-    if not resumed["new"]:
-        del before["new_lr_scale"]
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
     then = resumed["code_files"]
     now = code_sha256()[1]
@@ -143,11 +139,6 @@ def read_resumed(file: Path) -> dict:
         if resumed["run_id"] not in about.read_text(encoding="utf-8", errors="replace"):
             raise UserError(f"{file}: not of the run that {about} describes; put its own one back")
     return resumed
-
-
-def has_another_schedule(user_keys: dict, before: dict) -> bool:
-    schedule = user_keys.get("schedule", before["schedule"])
-    return schedule != before["schedule"] or user_keys.get("decay_lr") is False
 
 
 def check_place_in_data(config: TrainConfig, before: dict, resumed: dict, file: Path) -> None:
@@ -230,10 +221,9 @@ def model_keys(checkpoint: dict, path: Path | str) -> dict:
 @torch.no_grad()
 def take_weights(
     model: GPT, weights: dict[str, torch.Tensor], path: str
-) -> tuple[list[str], list[str]]:
-    """Copies the weights of the same name and shape into the model. Returns (names that keep their
-    start, lines to print). Raises UserError where none fits, or where a new gate would change what
-    a trained mixer computes."""
+) -> list[str]:
+    """Copies the weights of the same name and shape into the model. Returns lines to print. Raises
+    UserError where none fits, or where a new gate would change what a trained mixer computes."""
     state = model.state_dict()
     fitting = {}
     for name, value in weights.items():
@@ -261,7 +251,7 @@ def take_weights(
         notes.append(f"  initialised anew, missing there or of another shape: {names}")
     if unused:
         notes.append(f"  left out: {', '.join(unused)}")
-    return new_parameters, notes
+    return notes
 
 
 def check_new_gate(gate: Gate, place: str, lost: list[str], n_embd: int, path: str) -> None:
@@ -330,26 +320,3 @@ def restore(
         if scaler is not None:
             scaler.load_state_dict(saved["scaler"])
             torch.set_rng_state(saved["rng"].cpu())
-
-
-def scale_new(
-    optimizers: list[torch.optim.Optimizer], new_parameters: list[str], scale: float
-) -> None:
-    """Gives these parameters groups of their own, in which lr_scale is `scale` times what it
-    was."""
-    if scale == 1:
-        return
-    for optimizer in optimizers:
-        for group in list(optimizer.param_groups):
-            new = []
-            old = []
-            for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                if name in new_parameters:
-                    new.append((name, parameter))
-                else:
-                    old.append((name, parameter))
-            if new:
-                group["param_names"] = [name for name, _ in old]
-                group["params"] = [parameter for _, parameter in old]
-                lr_scale = scale * group["lr_scale"]
-                optimizer.add_param_group(group | {"params": new, "lr_scale": lr_scale})

@@ -83,8 +83,8 @@ def make_trial(config, seed: int, arm: str, rate: float) -> dict:
     steps = config.selection_iters or keys.max_iters
     if steps < keys.max_iters:
         run["config"]["max_iters"] = steps
-        if keys.decay != "constant":
-            for name in ("warmup_iters", "eval_interval", "lr_decay_iters", "decay_iters"):
+        if keys.schedule != "constant":
+            for name in ("warmup_iters", "eval_interval", "decay_iters"):
                 length = getattr(keys, name)
                 least = 0 if name == "warmup_iters" else 1
                 if length is not None:

@@ -41,7 +41,7 @@ from study import drawing, report, runner  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(
     n_layer=2, n_embd=16, n_head=2, mlp_ratio=2, block_size=32, batch_size=4, max_iters=8, warmup_iters=2,
-    learning_rate=3e-3, eval_interval=4, eval_batch_size=100, log_interval=1, device="cpu", dtype="float32", threads=1,
+    learning_rate=3e-3, eval_interval=4, log_interval=1, device="cpu", dtype="float32", threads=1,
 )  # fmt: skip
 # a stream of bytes with characters of 1, 2, 3 and 4 of them
 LINES = ["The quick brown fox jumps over the lazy dog.\n", "Zwölf Boxkämpfer jagen Eva über den Deich.\n", "名は。🙂\n"]

@@ -21,7 +21,6 @@ from runs.checkpoint import load_model
 KEYS = dict(
     n_layer=2, n_head=2, block_size=24, batch_size=2, learning_rate=3e-3, min_lr=3e-4, warmup_iters=5,
     weight_decay=0.1, beta1=0.9, beta2=0.99, grad_clip=0.5, log_interval=1, seed=7, meters=False,
-    memory_check=False,
 )  # fmt: skip
 TOLERANCE = 1e-9  # of losses, norms of gradients and logits, which are all of order one
 

@@ -135,7 +135,7 @@ def stopped_in_its_second_evaluation(words):
 
 
 def test_a_signal_to_one_rank_ends_an_evaluation_on_all_with_its_step_saved(keys, helpers, tmp_path):
-    case = keys("out", max_iters=20, eval_interval=7, eval_batch_size=10)
+    case = keys("out", max_iters=20, eval_interval=7)
     both = Ranks(2, stopped_in_its_second_evaluation, helpers.words(**case), tmp_path / "said.txt")
     assert both.end() == [143, 143]
     assert checkpoints.load(case["out_dir"])["iter_num"] == 7
@@ -172,7 +172,7 @@ def test_torchrun_restarts_after_a_dead_rank_saves_at_sigterm_and_has_the_curve_
 
 
 def test_a_requeued_job_waits_for_the_lock_of_a_dead_machine_and_not_for_ever(keys, helpers, monkeypatch, capsys):
-    out, again = helpers.train(**keys("out", max_iters=4)), keys("out", max_iters=5, lr_decay_iters=4, init_from="auto")
+    out, again = helpers.train(**keys("out", max_iters=4)), keys("out", max_iters=5, init_from="auto")
     monkeypatch.setattr(resume, "LOCK_WAIT", 0.2)
     with files.lock(out):
         assert "is running in it; wait, stop it" in helpers.error_of(helpers.train, **again)
@@ -254,7 +254,7 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
 
 def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, helpers, monkeypatch):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    case = dict(meters="true", eval_interval=4, lr_decay_iters=8, logger="tensorboard", gradient_accumulation_steps=1)
+    case = dict(meters="true", eval_interval=4, schedule="constant", logger="tensorboard", gradient_accumulation_steps=1)
     out = helpers.train(**keys("out", max_iters=6, **case))
     with open(out / "metrics.jsonl", "a", encoding="utf-8") as file:  # steps that a kill has undone
         file.write(json.dumps({"event": "train", "step": 6, "loss": 99.0, "tokens_per_second": 9}) + "\n")

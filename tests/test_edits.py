@@ -220,8 +220,8 @@ def test_a_run_with_the_readme_s_optimizer_resumes_to_the_bit(mqar, helpers, tmp
     names = {"torch": torch}
     exec(blocks_of_readme()[4], names)
     monkeypatch.setattr(train, "make_optimizers", names["make_optimizers"])
-    whole = helpers.train(mqar, tmp_path / "whole", gate="elementwise", max_iters=4)
-    helpers.train(mqar, tmp_path / "half", gate="elementwise", max_iters=2, lr_decay_iters=4)
+    whole = helpers.train(mqar, tmp_path / "whole", gate="elementwise", max_iters=4, schedule="constant")
+    helpers.train(mqar, tmp_path / "half", gate="elementwise", max_iters=2, schedule="constant")
     train.main([f"--out_dir={tmp_path / 'half'}", "--init_from=resume", "--max_iters=4"])
     assert helpers.losses(tmp_path / "half") == helpers.losses(whole)
     models = (checkpoints.load(folder)["model"] for folder in (tmp_path / "half", whole))

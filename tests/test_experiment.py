@@ -38,7 +38,7 @@ START_PROCESS = runner.start_process
 
 @pytest.fixture(scope="module")
 def base(helpers):
-    keys = dict(max_iters=6, eval_interval=3, learning_rate=1e-2, lr_decay_iters=6)
+    keys = dict(max_iters=6, eval_interval=3, learning_rate=1e-2)
     return {name: value for name, value in (helpers.tiny | keys).items() if name != "threads"}
 
 
@@ -255,7 +255,6 @@ def test_a_branch_ends_with_the_bits_of_a_run_that_had_its_schedule_from_the_sta
         "none": {"schedule": "constant", "keep_interval": 3},
         "straight": {"schedule": "wsd", "decay_iters": 2, "max_iters": 5},
     }
-    base = {name: value for name, value in base.items() if name != "lr_decay_iters"}
     keys = dict(arms=arms, branches={"decayed": {"of": "none", "at": 3}}, seeds=[0], data=DATA, base=base, jobs=2)
     config = experiment.ExperimentConfig(**keys)
     started.clear()

@@ -459,7 +459,7 @@ def command_line(draw, script, inputs, new):
         value = str(draw.choice(list(inputs.values()) if draw.random() < 0.3 else odd))
         # a device of this machine, an input of the next case, the folder of the script, all memory, the internet
         is_spared = field.name in WRITTEN and value in inputs.values() or field.name in ALWAYS and value == "None"
-        if not is_spared and (field.name, value) != ("memory_check", "false"):
+        if not is_spared:
             argv.append(draw.choice(shapes).format(field.name, value))
     if draw.random() < 0.2 and "/hub/" not in script:  # words without dashes name data sets there
         argv.insert(draw.randint(0, len(argv)), draw.choice([*inputs.values(), *ODD, "--help", "--"]))

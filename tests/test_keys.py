@@ -85,20 +85,20 @@ def is_same(one, other):
 
 
 def test_a_key_of_training_that_does_nothing_is_named_and_so_is_a_warmup_longer_than_the_run():
-    words = "--schedule=constant --min_lr=0 --muon_lr_scale=2 --new_lr_scale=10 --vocab_size=9"
+    words = "--schedule=constant --min_lr=0 --muon_lr_scale=2 --vocab_size=9"
 
-    def notes(words, new):
+    def notes(words):
         user_keys = configurator.read_words(TrainConfig, words.split())
-        return notes_on_keys(TrainConfig(**user_keys), user_keys, False, new)
+        return notes_on_keys(TrainConfig(**user_keys), user_keys, False)
 
-    named = [note.split("=")[0] for note in notes(words, [])]
-    assert named == [f"note: {key}" for key in ("min_lr", "muon_lr_scale", "new_lr_scale")]
-    used = "--min_lr=0 --optimizer=muon --muon_lr_scale=2 --init_from=x --new_lr_scale=10"
+    named = [note.split("=")[0] for note in notes(words)]
+    assert named == [f"note: {key}" for key in ("min_lr", "muon_lr_scale")]
+    used = "--min_lr=0 --optimizer=muon --muon_lr_scale=2 --init_from=x"
     used += " --keep_moments=true --vocab_size=9"
-    assert not notes(used, ["wte.weight"])
+    assert not notes(used)
     words = "warmup_iters=9 is longer than the run of 3 steps, which reaches 30% of learning_rate=0.001"
-    assert notes("--learning_rate=1e-3 --warmup_iters=9 --max_iters=3", []) == [f"note: {words}"]
-    assert not notes("--warmup_iters=3 --max_iters=3", [])
+    assert notes("--learning_rate=1e-3 --warmup_iters=9 --max_iters=3") == [f"note: {words}"]
+    assert not notes("--warmup_iters=3 --max_iters=3")
 
 
 def test_the_tables_name_keys_and_mixers_that_there_are():

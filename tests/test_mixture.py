@@ -20,7 +20,7 @@ from base.files import find_data, parts_of_mixture
 from data.shards import Mixture, open_dataset
 from data.states import prepare as states
 
-KEYS = dict(meters=False, lr_decay_iters=8)
+KEYS = dict(meters=False, schedule="constant")
 error_of, words = Helpers.error_of, Helpers.words
 
 

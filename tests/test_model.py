@@ -471,17 +471,24 @@ def test_keys_of_an_older_version_are_the_classes_of_now_or_are_refused_with_the
         ("qwen3_next", {"rope_fraction": 0.25}),
     ):
         assert keys_of_today(old | name)["attention"] == key
+    gone = dict(memory_check=True, eval_batch_size=64, lr_decay_iters=None)
+    assert keys_of_today(gone | dict(decay_lr=False, new_lr_scale=1.0, gate_lr_scale=2.0)) == {
+        "schedule": "constant",
+        "gate_lr_scale": 2.0,
+    }
+    assert keys_of_today(dict(decay_lr=True, new_lr_scale=10.0)) == {"gate_lr_scale": 10.0}
     for mlp in ("gelu", "swiglu"):
         keys = dict(n_layer=1, n_head=1, n_embd=24, vocab_size=2, mlp=mlp)
         width = GPT(GPTConfig(**keys_of_today(keys | {"mlp_width": 37}))).blocks[0].mlp.up.out_features
         assert width == 37
     refused = {
         "27a232e": [{"forget_gate": True, "sink": "zero"}, {"attention_softcap": 3.0}, {"n_householder": 3}],
+        "65a93f7": [{"lr_decay_iters": 5}],
         "3c5ad23": [{"post_norm": True}, {"rope_fraction": 0.5}, {"pad_vocab_to": 64}, {"native_bias": True}],
     }
     for commit, cases in refused.items():
         for wrong in cases:
-            with pytest.raises(UserError, match=f"no mixer of this version; commit {commit} is the last that has it"):
+            with pytest.raises(UserError, match=f"not in this version; commit {commit} is the last that has it"):
                 keys_of_today(old | wrong)
 
 

@@ -301,7 +301,7 @@ def linked_copy(folder, copy):
 
 
 def test_a_run_that_goes_on_in_a_hard_linked_copy_leaves_the_first_one_as_it_is(run, tmp_path, monkeypatch, helpers):
-    keys = dict(max_iters=2, lr_decay_iters=8, logger="tensorboard")
+    keys = dict(max_iters=2, schedule="constant", logger="tensorboard")
     first = run("first", **keys)
     copy = linked_copy(first, tmp_path / "copy")
     before = state_of(first)

@@ -26,12 +26,12 @@ KEYS = dict(
     eval_tokens=700, meters=False, dropout=0.1,
 )  # fmt: skip
 ALL = dict(attention=",".join(MIXERS), n_layer=len(MIXERS))  # a layer of each mixer
-WHOLE = dict(attention="gla,mamba2", max_iters=6)  # this run is stopped at 3, and goes on elsewhere
-HALF = WHOLE | dict(max_iters=3, lr_decay_iters=6)
+WHOLE = dict(attention="gla,mamba2", max_iters=6, schedule="constant")  # this run is stopped at 3, and goes on elsewhere
+HALF = WHOLE | dict(max_iters=3)
 UNGATED = dict(attention="mamba2", gate="none")
 MUON = dict(attention="gated_deltanet,softmax", optimizer="muon")
 SPARSE = dict(attention="gla", mlp="sparse")  # in a step, some experts get no token of one process, or of any
-NEW_GATE = dict(attention="mamba2", gate_activation="sigmoid2", new_lr_scale=10, dtype="bfloat16", meters=True)
+NEW_GATE = dict(attention="mamba2", gate_activation="sigmoid2", gate_lr_scale=10, dtype="bfloat16", meters=True)
 EVEN = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
 DEEP = EVEN | dict(n_layer=8, max_iters=1, eval_interval=1)
 ROUNDED = ALL | dict(parallel="fsdp", dtype="bfloat16", max_iters=2, eval_interval=2, eval_whole=True)
@@ -239,7 +239,6 @@ def test_a_gate_that_is_new_to_a_checkpoint_trains_the_same_in_shards_and_decays
     assert helpers.losses(sharded) == pytest.approx(helpers.losses(whole), rel=1e-3)  # products are in bfloat16
     ours, theirs = (helpers.metrics(out, "eval")[-1]["meters"] for out in (sharded, whole))
     assert ours["sink"] == pytest.approx(theirs["sink"], rel=0.01) and ours.keys() == theirs.keys()
-    assert checkpoints.load(sharded)["new"] == checkpoints.load(whole)["new"] != []
     assert [seen["A_log"] for seen in run["held"]] == [["torch.float32"]] * 2  # gathered, on the way forward
     ours, theirs = (checkpoints.load(out)["model"]["blocks.0.mixer.A_log"] for out in (sharded, whole))
     assert ours.dtype == torch.float32 and (ours != ours.bfloat16()).any()

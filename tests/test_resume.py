@@ -196,7 +196,7 @@ CASES_OF_EVALUATIONS = [(1, 0), (2, 4), (3, 8), (4, 8)]
 
 @pytest.mark.parametrize(("number", "step"), CASES_OF_EVALUATIONS)
 def test_a_stopped_evaluation_loses_no_step_and_is_made_again(number, step, run, helpers, monkeypatch, capfd):
-    case = dict(max_iters=8, eval_interval=4, eval_tokens=2000, eval_batch_size=20, eval_whole=True)
+    case = dict(max_iters=8, eval_interval=4, eval_tokens=2000, eval_whole=True)
     whole = run("whole", **case)
     for name, status in (("SIGTERM", 143), ("SIGKILL", None)):
         out = whole.parent / name
@@ -255,7 +255,7 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
     message = helpers.error_of(helpers.train, **keys("out", init_from="resume", attention="gated"))
     assert message.startswith(f"gate=elementwise: {out}/ckpt.pt has none, which a resumed run keeps; leave")
     capsys.readouterr()
-    nothing = dict(keep_moments=True, new_lr_scale=2.0)
+    nothing = dict(keep_moments=True, muon_lr_scale=2.0)
     helpers.train(**keys("out", init_from="resume", max_iters=5, learning_rate=1e-3, vocab_size=None, **nothing))
     said = capsys.readouterr().out
     assert all(f"note: {name}={value} changes nothing: " in said for name, value in nothing.items())
@@ -264,7 +264,7 @@ def test_resume_refuses_another_model_and_says_what_else_is_new(keys, helpers, c
 
 
 def test_a_resumed_run_has_its_checkpoints_keys_then_a_files_then_the_command_lines(keys, helpers, tmp_path, capsys):
-    case = dict(seed=7, dropout=0.1, lr_decay_iters=14, weight_decay=0.3, beta2=0.9)
+    case = dict(seed=7, dropout=0.1, schedule="constant", weight_decay=0.3, beta2=0.9)
     whole = helpers.train(**keys("whole", **case))
     out = helpers.train(**keys("out", **case) | dict(max_iters=4))
     train.main([f"--out_dir={out}", "--init_from=resume", "--max_iters=14"])
@@ -284,12 +284,12 @@ WSD, LINEAR = dict(schedule="wsd", decay_iters=2), dict(attention="gated_deltane
 @pytest.mark.parametrize(
     ("had", "start", "given", "has"),
     [
-        (WSD, "resume", dict(decay_iters=3), dict(decay="wsd", decay_iters=3)),
-        (WSD, "resume", dict(schedule="wsd"), dict(decay="wsd", decay_iters=2)),
-        (WSD, "resume", dict(schedule="constant"), dict(decay="constant", decay_iters=None)),
-        (WSD, "auto", dict(decay_lr=False), dict(decay="constant", decay_iters=None)),
-        (dict(decay_lr=False), "resume", dict(schedule="cosine"), dict(decay="cosine")),
-        (dict(min_lr=1e-5, lr_decay_iters=4), "resume", dict(schedule="wsd"), dict(min_lr=None, lr_decay_iters=None)),
+        (WSD, "resume", dict(decay_iters=3), dict(schedule="wsd", decay_iters=3)),
+        (WSD, "resume", dict(schedule="wsd"), dict(schedule="wsd", decay_iters=2)),
+        (WSD, "resume", dict(schedule="constant"), dict(schedule="constant", decay_iters=None)),
+        (WSD, "auto", dict(schedule="constant"), dict(schedule="constant", decay_iters=None)),
+        (dict(schedule="constant"), "resume", dict(schedule="cosine"), dict(schedule="cosine")),
+        (dict(min_lr=1e-5), "resume", dict(schedule="wsd"), dict(min_lr=None)),
         (LINEAR, "resume", dict(beta_max=1.0, head_dim=None), dict(attention="gated_deltanet", beta_max=1.0)),
         (dict(attention="gated"), "resume", dict(attention="gated"), dict(attention="softmax", gate="elementwise")),
         (LINEAR, "out/ckpt.pt", dict(levels="log_linear"), dict(attention="gated_deltanet", levels="log_linear")),
@@ -370,7 +370,6 @@ LIES = {  # of a field of a checkpoint: values that no run has written there
     "seconds": NO_NUMBER,
     "eval_seconds": NO_NUMBER,
     "iter_num": [True, "4", None, 4.0, math.nan, math.inf, -1, 10**30, [], torch.ones(())],
-    "new": [True, None, 5, math.inf, "wte.weight", {}, [5], [None], [["wte.weight"]]],
     "dtype": [True, None, 5, "float8", "auto", [], torch.float32],
     "data": [True, None, 5, [], {}, {"sha256": None}, {"sha256": 5}, {"sha256": "another"}],
     "optimizer": [True, None, 5, [], {}, {"state": None}, {"state": []}, {"state": {5: {}}}, {"state": {"a": 5}}],
@@ -446,7 +445,7 @@ def test_a_run_does_not_go_on_over_a_row_without_its_fields(keys, helpers):
 
 
 def test_a_run_keeps_its_rows_a_step_since_its_place_in_the_data_is_the_step_times_these(keys, helpers):
-    whole, out = helpers.train(**keys("whole")), helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))
+    whole, out = helpers.train(**keys("whole", schedule="constant")), helpers.train(**keys("out", max_iters=4, schedule="constant"))
     for given in (dict(batch_size=8), dict(gradient_accumulation_steps=1), dict(batch_size=1)):
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **given))
         rows = keys("out", **given)["batch_size"] * keys("out", **given)["gradient_accumulation_steps"]
@@ -468,7 +467,7 @@ def test_moments_are_not_taken_from_a_checkpoint_that_lies(field, keys, helpers,
 
 
 def test_moments_go_to_the_parameters_of_their_names(run, helpers, monkeypatch):
-    whole, out = run("whole"), run("out", max_iters=5, lr_decay_iters=14)
+    whole, out = run("whole", schedule="constant"), run("out", max_iters=5, schedule="constant")
     groups = model.GPT.parameter_groups  # in an edited model.py the parameters have another order
     other = lambda *args: [group | {"params": group["params"][::-1]} for group in groups(*args)]  # noqa: E731
     monkeypatch.setattr(model.GPT, "parameter_groups", other)
@@ -504,7 +503,7 @@ def test_a_folder_of_somebody_elses_files_stays_as_it_is(keys, helpers):
 
 
 def test_a_run_that_is_there_is_not_started_over_without_a_word(keys, helpers):
-    out = helpers.train(**keys("out", max_iters=4, lr_decay_iters=14))
+    out = helpers.train(**keys("out", max_iters=4))
     for name in ("meters.json", "page.png", "page.html", "maps.png", "curves.png"):  # of meters.py and plot.py
         (out / name).write_text("{}")
     before = contents(out)
@@ -563,9 +562,10 @@ def test_checkpoints_of_keep_interval_stay_and_a_run_that_replaces_theirs_remove
 
 @pytest.mark.parametrize("case", [dict(dropout=0.1), dict(optimizer="muon", gate="elementwise")], ids=str)
 def test_auto_starts_where_there_is_no_checkpoint_and_else_goes_on_to_the_same_bits(case, run, helpers):
+    case |= {"schedule": "constant"}
     whole = run("whole", **case)
     for max_iters in (4, 8, 14, 14):
-        out = run("out", init_from="auto", max_iters=max_iters, lr_decay_iters=14, **case)
+        out = run("out", init_from="auto", max_iters=max_iters, **case)
         if max_iters == 4:  # a kill has left rows of later steps, the last one cut
             with open(out / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write('{"event": "train", "step": 4, "loss": 1.0, "tokens_per_second": 9}\n{"event": "tra')

@@ -269,11 +269,10 @@ def test_too_large_a_run_is_refused_before_anything_is_written(helpers, mqar, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_what_fits_to_the_byte_is_not_refused_and_memory_check_false_tries_the_rest(helpers, monkeypatch):
+def test_what_fits_to_the_byte_is_not_refused_and_a_byte_more_is(helpers, monkeypatch):
     monkeypatch.setattr(memory, "ram_available", lambda: 200)
     memory.check(train.TrainConfig(), 100, "cpu", processes_here=2)
-    memory.check(train.TrainConfig(memory_check=False), 101, "cpu", processes_here=2)
-    assert "memory_check=false" in helpers.error_of(memory.check, train.TrainConfig(), 101, "cpu", processes_here=2)
+    assert "are left" in helpers.error_of(memory.check, train.TrainConfig(), 101, "cpu", processes_here=2)
 
 
 def test_a_container_and_a_job_around_it_leave_less_than_the_machine(tmp_path, monkeypatch):

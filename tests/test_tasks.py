@@ -202,7 +202,7 @@ def test_the_hash_covers_how_rows_are_drawn_and_a_stranger_names_a_known_task(tm
 
 
 def test_a_run_resumes_to_the_bit_is_scored_by_length_and_refuses_what_it_lacks(tmp_path, helpers):
-    data, keys = make(tmp_path / "data"), dict(block_size=20, lr_decay_iters=8)
+    data, keys = make(tmp_path / "data"), dict(block_size=20, schedule="constant")
     helpers.train(data.folder, tmp_path / "whole", **keys)
     for more in (dict(max_iters=4), dict(init_from="resume")):
         helpers.train(data.folder, tmp_path / "half", **keys | more)

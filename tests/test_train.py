@@ -32,7 +32,7 @@ KEYS = dict(meters=False)
 
 def test_softmax_with_a_short_convolution_learns_mqar(run, helpers):
     # a convolution of width 2 lets a value see its key: 20 seeds of 20 passed 97% by step 250
-    keys = dict(n_embd=64, short_conv=2, batch_size=32, max_iters=250, warmup_iters=20, decay_lr=False, beta2=0.99)
+    keys = dict(n_embd=64, short_conv=2, batch_size=32, max_iters=250, warmup_iters=20, schedule="constant", beta2=0.99)
     out = run("out", seed=0, eval_interval=1000, log_interval=50, **keys)
     assert helpers.metrics(out, "eval")[-1]["accuracy"] > 0.95
 
@@ -143,7 +143,7 @@ def test_best_has_a_step_that_a_signal_stopped_at_and_a_kill_kept_from_being_sav
 
 
 def test_two_evaluations_above_the_threshold_end_a_run_and_best_is_the_lowest_loss(run, helpers, monkeypatch, capsys):
-    keys, pairs = dict(max_iters=20, eval_interval=2), ((0.1, 3.0), (0.95, 1.0), (0.9, 2.0), (0.91, 1.5), (0.92, 1.4))
+    keys, pairs = dict(max_iters=20, eval_interval=2, schedule="constant"), ((0.1, 3.0), (0.95, 1.0), (0.9, 2.0), (0.91, 1.5), (0.92, 1.4))
     scores, read = iter([dict(accuracy=right, loss=nats) for right, nats in pairs]), train.evaluate  # 0.9 is not above
     monkeypatch.setattr(train, "evaluate", lambda *args, **keys: read(*args, **keys) | next(scores))
     out = run("out", stop_above=0.9, **keys)
@@ -153,7 +153,7 @@ def test_two_evaluations_above_the_threshold_end_a_run_and_best_is_the_lowest_lo
     assert helpers.metrics(out)[-1]["event"] == "end" and helpers.metrics(out)[-1]["step"] == 8
     assert "accuracy 92.0% after 8 of 20 steps (solved) in" in capsys.readouterr().out
     monkeypatch.undo()
-    whole = run("whole", **keys | dict(max_iters=8, lr_decay_iters=20))
+    whole = run("whole", **keys | dict(max_iters=8))
     for name in ("model", "optimizer", "rng", "iter_num"):
         assert helpers.equal(checkpoints.load(out)[name], checkpoints.load(whole)[name]), name
 
@@ -373,19 +373,16 @@ def test_learning_rate_warms_up_to_its_peak_and_ends_at_min_lr():
     assert found[59] == pytest.approx(0.6)  # half-way between the two
     assert found[109:] == pytest.approx([0.2] * 11)
     # min_lr: a tenth
-    assert rates((0, 20, 49), warmup_iters=0, lr_decay_iters=20) == pytest.approx([1.0, 0.1, 0.1])
+    assert rates((0, 20, 49), warmup_iters=0, max_iters=20) == pytest.approx([1.0, 0.1, 0.1])
 
 
-def test_wsd_is_constant_and_then_falls_and_decay_lr_is_nanogpt_s_name_for_a_constant_rate(helpers):
-    assert rates((0, 1, 49), decay_lr=False) == rates((0, 1, 49), schedule="constant") == [0.5, 1.0, 1.0]
+def test_wsd_is_constant_and_then_falls(helpers):
+    assert rates((0, 1, 49), schedule="constant") == [0.5, 1.0, 1.0]
     steps = (0, 1, 34, 38, 43, 49, 50, 51)
     expected = [1 - (n / 16) ** 0.5 for n in (4, 9, 15)]
     assert rates(steps, schedule="wsd", decay_iters=16) == pytest.approx([0.5, 1.0, 1.0, *expected, 0, 0])
     assert rates((40, 50), schedule="wsd", min_lr=0.2) == [1.0, 0.2]  # a fifth of the steps
     assert rates((0, 1, 13), schedule="wsd", decay_iters=50) == pytest.approx([0.5, 1.0, 1 - (12 / 49) ** 0.5])
-    error = helpers.error_of(train.TrainConfig, decay_lr=False, schedule="wsd")
-    assert error == "schedule='wsd': decay_lr=False means constant; leave one of them out"
-    assert dataclasses.replace(train.TrainConfig(), decay_lr=False).decay == "constant"  # as a resumed run is asked to
     assert "is of schedule='wsd', not of 'cosine'" in helpers.error_of(train.TrainConfig, decay_iters=3)
 
 

@@ -182,7 +182,6 @@ base = {
     "n_head": 4,
     "block_size": 256,
     "batch_size": 8,
-    "eval_batch_size": 32,
     "max_iters": 12000,
     "schedule": "constant",
     "warmup_iters": 150,

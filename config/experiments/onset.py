@@ -92,7 +92,6 @@ base = {
     "warmup_iters": 100,
     "learning_rate": 8e-3,
     "eval_interval": 20,
-    "eval_batch_size": 64,
     "stop_above": 0.95,
     "meters": False,
     "device": "cpu",

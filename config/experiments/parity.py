@@ -64,7 +64,7 @@ claims = {
 
 base = {
     "n_layer": 2, "n_embd": 64, "n_head": 2, "state_size": 32, "expand": 1, "mlp_ratio": 2, "block_size": 64,
-    "init": "pytorch", "batch_size": 128, "max_iters": 1500, "warmup_iters": 100, "decay_lr": False,
-    "eval_interval": 100, "eval_batch_size": 200, "stop_above": 0.995, "meters": False, "device": "cpu",
+    "init": "pytorch", "batch_size": 128, "max_iters": 1500, "warmup_iters": 100, "schedule": "constant",
+    "eval_interval": 100, "stop_above": 0.995, "meters": False, "device": "cpu",
     "dtype": "float32", "threads": 1,
 }  # fmt: skip

@@ -128,6 +128,6 @@ claims = {
 base = {
     "n_layer": 2, "n_embd": 64, "n_head": 2, "state_size": 32, "expand": 1, "mlp_ratio": 2, "block_size": 64,
     "short_conv": 4, "init": "pytorch", "batch_size": 24, "max_iters": 1500, "warmup_iters": 100,
-    "decay_lr": False, "eval_interval": 16, "eval_batch_size": 256, "stop_above": 0.98, "device": "cpu",
+    "schedule": "constant", "eval_interval": 16, "stop_above": 0.98, "device": "cpu",
     "dtype": "float32",
 }  # fmt: skip

@@ -104,7 +104,6 @@ base = {
     "warmup_iters": 100,
     "learning_rate": 2e-3,
     "eval_interval": 50,
-    "eval_batch_size": 64,
     "meters": False,
     "device": "cpu",
     "dtype": "float32",

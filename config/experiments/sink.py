@@ -85,5 +85,5 @@ prepare = "backcopy"
 base = {
     "n_layer": 1, "n_head": 1, "n_embd": 64, "block_size": 64, "position": "learned", "batch_size": 64,
     "expand": 1, "state_size": 64, "max_iters": 1000, "warmup_iters": 50, "learning_rate": 3e-3,
-    "eval_interval": 50, "eval_batch_size": 250, "device": "cpu", "dtype": "float32",
+    "eval_interval": 50, "device": "cpu", "dtype": "float32",
 }  # fmt: skip

@@ -29,5 +29,5 @@ data = {"slices": "64/8,64/16", "vocab_size": 64, "train_size": 20_000, "val_siz
 base = {
     "n_layer": 2, "n_embd": 64, "n_head": 4, "expand": 1, "mlp_ratio": 2, "block_size": 64, "short_conv": 4,
     "init": "pytorch", "batch_size": 24, "max_iters": 1000, "warmup_iters": 100, "learning_rate": 1e-2,
-    "eval_interval": 100, "eval_batch_size": 256, "meters": False, "device": "cpu", "dtype": "float32", "threads": 1,
+    "eval_interval": 100, "meters": False, "device": "cpu", "dtype": "float32", "threads": 1,
 }  # fmt: skip

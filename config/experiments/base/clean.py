@@ -19,7 +19,6 @@ base = {
     "n_head": 4,
     "block_size": 256,
     "batch_size": 8,
-    "eval_batch_size": 32,
     "device": "cpu",
     "dtype": "float32",
     "warmup_iters": 150,
