@@ -22,15 +22,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import UserError, key
 from base.files import DATA, one_line
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import Output, claim, encode, write_stream
+from data.writing import Output, claim, write_stream
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
@@ -83,10 +81,11 @@ def main(argv):
     tokenizer = choose_tokenizer(config.tokenizer, documents(first))
     write_stream(
         out_dir,
-        {split: encoded(data, split, tokenizer) for split, data in texts.items()},
+        {split: documents(data) for split, data in texts.items()},
         name=name,
         tokenizer=tokenizer,
         shard_tokens=10_000_000,
+        count_words=count_words,
         **about,
     )
 
@@ -146,12 +145,6 @@ def describe(data, source, version):
             what = f"{source}: has {words:,} words, where {published:,} are published"
             raise UserError(f"{what}; the copy is damaged or not the tokenised version")
     return facts
-
-
-def encoded(data, split, tokenizer):
-    """Yields the documents of a text, encoded."""
-    for document in tqdm(documents(data), split, unit="document"):
-        yield encode(document, tokenizer, count_words)
 
 
 def documents(data):
