@@ -66,7 +66,9 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
-    tokens, labels = rows("regression", 3 * config.examples, f"{config.seed} val", 0, config.val_size)
+    tokens, labels = rows(
+        "regression", 3 * config.examples, f"{config.seed} val", 0, config.val_size
+    )
     labels[:, : 3 * KNOWN] = 0
     write_drawn(config, GENERATOR, VERSION, "regression", [(tokens, labels)])
 
