@@ -297,12 +297,12 @@ def entry_of(path: Path) -> dict:
 # -- Which texts ---------------------------------------------------------------------------------
 
 
-def fitting(sizes: dict, room: float) -> list:
-    """In the order given, each name of {name: size} that keeps the sum of the sizes taken at or
-    below room."""
+def fitting(sizes: dict, names: Iterable, room: float) -> list:
+    """In the order given, each of the names that keeps the sum of the sizes taken at or below
+    room."""
     taken = []
-    for name, size in sizes.items():
-        if size <= room:
+    for name in names:
+        if sizes[name] <= room:
             taken.append(name)
-            room -= size
+            room -= sizes[name]
     return taken

@@ -129,20 +129,18 @@ def describe(data, source, version):
     """What identifies the text, for meta.json. A text with the published number of lines is the
     whole split."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    is_whole = lines == LINES[source]
     facts = {
         "source": source,
         "sha256": hashlib.sha256(data).hexdigest(),
         "lines": lines,
-        "whole": is_whole,
+        "whole": lines == LINES[source],
     }
-    if is_whole:
-        # word perplexities of the raw version, too, are published per word of the tokenised version
-        published = WORDS[source]
-        facts["published_words"] = published
+    if facts["whole"]:
+        # word perplexities of the raw version, too, are published per word of the tokenised one
+        facts["published_words"] = WORDS[source]
         words = sum(count_words(document) for document in documents(data))
-        if version == "tokens" and words != published:
-            what = f"{source}: has {words:,} words, where {published:,} are published"
+        if version == "tokens" and words != WORDS[source]:
+            what = f"{source}: has {words:,} words, where {WORDS[source]:,} are published"
             raise UserError(f"{what}; the copy is damaged or not the tokenised version")
     return facts
 
