@@ -28,32 +28,20 @@ MAX_VOCAB = 1 << 31  # the most token ids at all
 # a meta.json may come from a stranger, and none of these names leads to another folder
 FILE_NAME = re.compile(r"[\w .-]{1,80}_(\d{4,9}|documents)\.npy|tokenizer\.json")
 
-# What a meta.json holds, as rules of base/rules.py
+# What a meta.json must hold to be read, as rules of base/rules.py
 TEXT = (str, 1, 99)
 COUNT = (int, 1, 1 << 60)
 MANY = 1 << 20
-FILE = {"file": TEXT, "sha256": (str, 64, 64), "bytes": COUNT}
+FILE = {"file": TEXT, "sha256": (str, 64, 64)}
 STREAM_SPLIT: dict = {
     "documents": COUNT,
-    "words": COUNT,
     "bytes": COUNT,
     "tokens": COUNT,
     "document_offsets": FILE,
     "shards": [FILE | {"tokens": COUNT}, 1, MANY],
 }
-ROWS_FILE = FILE | {
-    "rows": COUNT,
-    "seq_len": COUNT,
-    "tokens": COUNT,
-    "slice": TEXT,
-    "perfect_loss?": (float, 0, 99),
-}
-ROWS_SPLIT: dict = {
-    "rows": COUNT,
-    "tokens": COUNT,
-    "labels": COUNT,
-    "shards": [ROWS_FILE, 1, MANY],
-}
+ROWS_FILE = FILE | {"rows": COUNT, "seq_len": COUNT, "slice": TEXT, "perfect_loss?": (float, 0, 99)}
+ROWS_SPLIT: dict = {"rows": COUNT, "tokens": COUNT, "shards": [ROWS_FILE, 1, MANY]}
 # a function of drawn.TASKS draws the rows; seed is the data set's, and a run adds its own
 DRAWN_SPLIT: dict = {
     "drawn": {

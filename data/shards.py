@@ -15,7 +15,6 @@ The examples of training have numbers 0, 1, 2, ..., over all epochs, and each is
 the seed and its number. data/meta.py says how a data set lies on disk.
 """
 
-import bisect
 import collections
 import functools
 import hashlib
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 
 from base.configurator import UserError
-from base.files import find_data, how_to_prepare, parts_of_mixture, sha256_of_file
+from base.files import find_data, how_to_prepare, one_line, parts_of_mixture, sha256_of_file
 from base.rules import DataError, show
 from data import drawn
 from data.meta import dtype_of, read_meta
@@ -54,61 +53,50 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
     folder = Path(path)
     try:
         meta = read_meta(folder)
-        splits = meta["splits"]
-        shards = {split: open_shards(folder, meta, facts) for split, facts in splits.items()}
-        if meta["kind"] != "stream":
-            return Rows(folder, meta, shards)
-        documents = {split: open_documents(folder, facts) for split, facts in splits.items()}
-        if mask_documents:
-            return Documents(folder, meta, shards, documents)
-        ends = {split: offsets[[0, -1]] for split, offsets in documents.items()}
-        return Stream(folder, meta, shards, ends)
+        shards = {}
+        offsets = {}
+        for split, facts in meta["splits"].items():
+            shards[split] = open_shards(folder, meta, facts["shards"])
+            if meta["kind"] == "stream":
+                entry = facts["document_offsets"]
+                shape = (facts["documents"] + 1,)
+                offsets[split] = open_file(folder, entry, np.dtype(np.int64), shape)
     except UserError as error:
         raise DataError(str(error), how_to_prepare(folder)) from None
+    if meta["kind"] != "stream":
+        return Rows(folder, meta, shards)
+    if mask_documents:
+        return Documents(folder, meta, shards, offsets)
+    ends = {split: of_split[[0, -1]] for split, of_split in offsets.items()}
+    return Stream(folder, meta, shards, ends)
 
 
 # -- Files ---------------------------------------------------------------------------------------
 
 
-def open_shards(folder: Path, meta: dict, facts: dict) -> "Shards":
-    """The shards of a split, each checked. facts: what meta.json says about the split."""
+def open_shards(folder: Path, meta: dict, entries: list[dict]) -> "Shards":
+    """The shards of a split, each checked."""
     arrays = []
-    vocab_size = meta["vocab_size"]
-    for entry in facts["shards"]:
-        is_text = meta["kind"] == "stream"
-        shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
-        arrays.append(open_file(folder, entry, dtype_of(vocab_size), shape, vocab_size))
+    for entry in entries:
+        shape = (entry["tokens"],)
+        if meta["kind"] != "stream":
+            shape = (entry["rows"], 2, entry["seq_len"])
+        arrays.append(open_file(folder, entry, dtype_of(meta["vocab_size"]), shape))
     return Shards(arrays)
 
 
-def open_documents(folder: Path, facts: dict) -> np.ndarray:
-    """(documents + 1,): where the documents of a split begin, then its length in tokens."""
-    entry = facts["document_offsets"]
-    n = facts["tokens"]
-    offsets = open_file(folder, entry, np.dtype(np.int64), (facts["documents"] + 1,), n + 1)
-    if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
-        raise UserError(f"{folder / entry['file']}: must rise from 0 to {n}")
-    return offsets
-
-
-def open_file(folder: Path, entry: dict, dtype: np.dtype, shape: tuple, limit: int) -> np.ndarray:
+def open_file(folder: Path, entry: dict, dtype: np.dtype, shape: tuple) -> np.ndarray:
     """A .npy file as a memory map, which reads a file that is replaced later as it was. Raises
-    UserError if it is not what its entry in meta.json says, or a number is not below limit."""
+    UserError if it is not what its entry in meta.json says."""
     path = folder / entry["file"]
-    try:
+    with one_line(f"{path}: cannot be read as a .npy file of numbers"):
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    # a damaged header may raise anything: SyntaxError, tokenize.TokenError, EOFError
-    except Exception as error:
-        raise UserError(f"{path}: cannot be read as a .npy file of numbers ({error})") from None
     if array.dtype != dtype or array.shape != shape:
         raise UserError(
             f"{path}: holds {array.dtype} {array.shape} where meta.json says {dtype} {shape}"
         )
     if sha256_of_file(path) != entry["sha256"]:
         raise UserError(f"{path}: is not the file that meta.json describes (its sha256 differs)")
-    largest = int(array.max())
-    if largest >= limit:
-        raise UserError(f"{path}: holds {largest} where every value must be below {limit}")
     return array
 
 
@@ -125,12 +113,11 @@ class Shards:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """The tokens or rows start, ..., stop - 1, as many as there are, as int64."""
-        first = bisect.bisect_right(self.starts, start) - 1
-        last = bisect.bisect_left(self.starts, min(stop, len(self)))
         parts = []
-        for i in range(first, last):
-            begin = self.starts[i]
-            parts.append(self.arrays[i][max(start - begin, 0) : stop - begin])
+        for first, array in zip(self.starts, self.arrays, strict=False):
+            part = array[max(start - first, 0) : max(stop - first, 0)]
+            if len(part):
+                parts.append(part)
         return np.concatenate(parts).astype(np.int64)
 
 
@@ -159,17 +146,15 @@ class Dataset:
     mask_documents = False
 
     def __init__(self, folder: Path, meta: dict, shards: dict[str, Shards]):
-        parameters = meta["parameters"]
         self.folder = folder
         self.meta = meta
         self.shards = shards
         self.name = meta["name"]
         self.tokenizer = meta["tokenizer"]
         self.vocab_size = meta["vocab_size"]
-        self.splits = list(meta["splits"])
         self.kinds = meta.get("kinds", {})
-        self.first_ids = [0] if parameters.get("first_token") else []  # of data/backcopy
-        self.alphabet = parameters.get("alphabet") if self.kind == "examples" else None
+        self.alphabet = meta["parameters"].get("alphabet") if self.kind == "examples" else None
+        self.first_ids = [0] if self.alphabet else []
         self.slices: list[str] = []
         self.parts: list[Dataset] = [self]
         self.weights = [1.0]
@@ -187,7 +172,7 @@ class Dataset:
         """What meta.json says about a split. Raises UserError where there is no such split."""
         if split not in self.meta["splits"]:
             raise UserError(
-                f"{self.folder}: has no split {split!r}; it has {', '.join(self.splits)}"
+                f"{self.folder}: has no split {split!r}; it has {', '.join(self.meta['splits'])}"
             )
         return self.meta["splits"][split]
 
@@ -199,7 +184,7 @@ class Dataset:
     def perfect_loss(self, split: str) -> float | None:
         """Nats a token of the predictor that knows how the rows were drawn, if meta.json gives it
         (data/backcopy, which has one shard a split)."""
-        return self.facts(split)["shards"][0].get("perfect_loss")
+        return None
 
     def longest(self, split: str, block_size: int) -> int:
         """The length of the longest row; block_size for a stream. Raises UserError if it does not
@@ -222,8 +207,8 @@ class Dataset:
         n = self.examples_per_epoch(split, block_size)
         examples = []
         for number in range(start, stop):
-            epoch = self._epoch(split, seed, number // n, n, block_size)
-            examples.append(self._example(split, epoch[number % n], block_size))
+            places = self._epoch(split, seed, number // n, block_size)
+            examples.append(self._example(split, places[number % n], block_size))
         return examples
 
     def batch(
@@ -299,8 +284,10 @@ class Dataset:
                 targets[:] = IGNORE
             yield inputs, targets, name
 
-    def _draw_epoch(self, split, seed, epoch, n, block_size):
-        """(n,): the places of an epoch's examples, in its order. Called as _epoch, which remembers."""
+    def _draw_epoch(self, split, seed, epoch, block_size):
+        """(examples,): their places, in the order of an epoch. Called as _epoch, which
+        remembers."""
+        n = self.examples_per_epoch(split, block_size)
         return np.random.default_rng([seed, epoch]).permutation(n)
 
     def _example(self, split, place, block_size):
@@ -357,9 +344,9 @@ class Stream(Dataset):
             raise DataError(f"{self.folder}: {split} has {n} tokens, {needed}")
         return (n - 1) // block_size
 
-    def _draw_epoch(self, split, seed, epoch, n, block_size):
+    def _draw_epoch(self, split, seed, epoch, block_size):
         rng = np.random.default_rng([seed, epoch])
-        order = rng.permutation(n)
+        order = rng.permutation(self.examples_per_epoch(split, block_size))
         shift = rng.integers(block_size)  # how far this epoch's borders move
         last = len(self.shards[split]) - block_size - 1  # the last window ends with the split
         return np.minimum(order * block_size + shift, last)
@@ -417,9 +404,9 @@ class Documents(Stream):
         windows = self._windows(split, block_size, block_size)
         return float(self._lengths(split, windows, block_size).mean())
 
-    def _draw_epoch(self, split, seed, epoch, n, block_size):
-        order = np.random.default_rng([seed, epoch]).permutation(n)
-        return self._windows(split, block_size, block_size)[order]
+    def _draw_epoch(self, split, seed, epoch, block_size):
+        windows = self._windows(split, block_size, block_size)
+        return windows[np.random.default_rng([seed, epoch]).permutation(len(windows))]
 
 
 # -- Rows ----------------------------------------------------------------------------------------
@@ -433,50 +420,48 @@ class Rows(Dataset):
 
     def __init__(self, folder: Path, meta: dict, shards: dict[str, Shards]):
         super().__init__(folder, meta, shards)
+        names = []
         for facts in meta["splits"].values():
-            for shard in facts["shards"]:
-                if shard["slice"] not in self.slices:
-                    self.slices.append(shard["slice"])
-
-    def _drawn(self, split):
-        """How the rows of a split are drawn; None for files."""
-        if self.meta["kind"] == "drawn" and split == "train":
-            return self.meta["splits"]["train"]["drawn"]
-        return None
+            names += [shard["slice"] for shard in facts["shards"]]
+        self.slices = list(dict.fromkeys(names))
+        self.drawn = {}  # {"train": how its rows are drawn}; empty for files
+        if meta["kind"] == "drawn":
+            self.drawn["train"] = meta["splits"]["train"]["drawn"]
 
     def facts(self, split):
-        if self._drawn(split):
+        if split in self.drawn:
             raise UserError(
                 f"{self.folder}: train has no end: its rows are drawn anew; take split=val"
             )
         return super().facts(split)
 
+    def perfect_loss(self, split):
+        return self.facts(split)["shards"][0].get("perfect_loss")
+
     def longest(self, split, block_size):
-        how = self._drawn(split)
-        if how:
-            length = how["length"]
+        if split in self.drawn:
+            length = self.drawn[split]["length"]
         else:
             length = max(shard["seq_len"] for shard in self.facts(split)["shards"])
         if length > block_size:
-            raise DataError(
-                f"{self.folder}: {split} has rows of {length} tokens; block_size={block_size} is too small"
-            )
+            words = f"rows of {length} tokens; block_size={block_size} is too small"
+            raise DataError(f"{self.folder}: {split} has {words}")
         return length
 
     def examples_per_epoch(self, split, block_size):
         self.longest(split, block_size)  # raises where a row does not fit
-        return sys.maxsize if self._drawn(split) else len(self.shards[split])
+        return sys.maxsize if split in self.drawn else len(self.shards[split])
 
     def tokens_per_example(self, split, block_size):
-        if self._drawn(split):
+        if split in self.drawn:
             return self.longest(split, block_size)
         facts = self.facts(split)
         return facts["tokens"] / facts["rows"]
 
     def examples(self, split, start, stop, seed, block_size):
-        how = self._drawn(split)
-        if not how:
+        if split not in self.drawn:
             return super().examples(split, start, stop, seed, block_size)
+        how = self.drawn[split]
         key = f"{how['seed']} {seed}"
         tokens, labels = drawn.rows(how["task"], how["length"], key, start, stop - start)
         return list(zip(tokens, targets_of(labels), strict=True))
@@ -522,7 +507,7 @@ class Mixture(Dataset):
         self.name = f"mixture of {len(parts)}"
         self.meta = {"parameters": {}}
         self.mask_documents = parts[0].mask_documents
-        self.slices = max((part.slices for part in parts), key=len)
+        self.slices = parts[0].slices
         self.parts = parts
         self.shares = tuple(shares)
         self.weights = [share / sum(shares) for share in shares]
@@ -535,9 +520,6 @@ class Mixture(Dataset):
             total.update(part.counts(split))
         return dict(total)
 
-    def perfect_loss(self, split):
-        return None
-
     def longest(self, split, block_size):
         return max(part.longest(split, block_size) for part in self.parts)
 
@@ -549,19 +531,15 @@ class Mixture(Dataset):
         return float(np.dot(self.weights, of_parts))
 
     def examples(self, split, start, stop, seed, block_size):
-        # the number of the part of each example, from the first of the block of `start` on
-        size = sum(self.shares)
-        block = start // size
-        blocks = range(block, -(-stop // size))
-        order = np.concatenate([draw_block(seed, b, self.shares) for b in blocks])
-        before, order = np.split(order[: stop - block * size], [start - block * size])
-        of_parts = []
-        for d, part in enumerate(self.parts):
-            # the blocks before have shares[d] each of its examples
-            first = int(self.shares[d] * block + np.count_nonzero(before == d))
-            last = int(first + np.count_nonzero(order == d))
-            of_parts.append(iter(part.examples(split, first, last, seed, block_size)))
-        return [next(of_parts[d]) for d in order]
+        examples = []
+        for number in range(start, stop):
+            block, place = divmod(number, sum(self.shares))
+            order = draw_block(seed, block, self.shares)
+            d = order[place]
+            # each block before has shares[d] examples of this part
+            of_part = self.shares[d] * block + int(np.count_nonzero(order[:place] == d))
+            examples += self.parts[d].examples(split, of_part, of_part + 1, seed, block_size)
+        return examples
 
 
 @functools.lru_cache(maxsize=4)

@@ -15,7 +15,6 @@ data/backcopy has characters, which its meta.json lists; the ids of data/mqar st
 
 import hashlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -194,16 +193,13 @@ class FileTokenizer(Tokenizer):
         self.content = content or read_regular(file, MOST_TOKENIZER)
         self.name = name_of_file(self.content)
         with one_line(f"{file}: damaged, or no tokenizer"):
-            about = json.loads(self.content)
             self._tokenizer = library.Tokenizer.from_buffer(self.content)
-            self._added = {entry["id"] for entry in about["added_tokens"]}
-            # one decoder, or a sequence of several
-            decoders = json.dumps(about["decoder"])
-        self._is_bytes = '"ByteLevel"' in decoders
-        if not self._is_bytes and '"ByteFallback"' not in decoders:
-            raise UserError(
-                f"{file}: its tokens are neither bytes nor pieces with byte fallback: only those are read"
-            )
+        self._added = self._tokenizer.get_added_tokens_decoder()  # {id: token}
+        decoders = repr(self._tokenizer.decoder)  # one, or a sequence of several
+        self._is_bytes = "ByteLevel" in decoders
+        if not self._is_bytes and "ByteFallback" not in decoders:
+            words = "its tokens are neither bytes nor pieces with byte fallback"
+            raise UserError(f"{file}: {words}: only those are read")
         self._tokenizer.encode_special_tokens = True  # special tokens in a text are plain text
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -1,8 +1,11 @@
 """
-Writing a data set. A prepare script claims its folder, and then writes a stream or examples:
+Writing a data set. A prepare script claims its folder, and writes a stream; or it writes examples:
 
     out_dir, about = claim(config, "data/text/prepare.py", VERSION)
     write_stream(out_dir, {"train": texts, "val": texts}, name="text", tokenizer=tokenizer, **about)
+
+    splits = {"train": [(examples, {"slice": "64"})], "val": ...}    # examples (N, 2, T)
+    write_examples(config, "data/mqar/prepare.py", VERSION, splits, name="mqar", vocab_size=64)
 
 The new files replace those of the old data set when all of them are complete: a script that fails
 leaves the old one as it was. A script that is killed while they take their places leaves a folder
@@ -11,12 +14,16 @@ that is refused. data/meta.py describes the files.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from base import files
 from base.configurator import UserError, key
@@ -27,6 +34,7 @@ from data.tokenizer import TOKENIZER_FILE
 
 # the keys of prepare scripts that do not decide which data they make
 NO_PARAMETERS = ("from_dir", "from_file", "out_dir", "overwrite", "threads")
+AT_ONCE = 64  # documents that are encoded at once, for each thread
 
 
 @dataclasses.dataclass
@@ -48,10 +56,10 @@ def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, d
     data, for meta.json: parameters are the keys that decide which data it makes, and `more`.
 
     Raises UserError, unless overwrite, where the folder holds another data set or something else.
-    The folder of a script under data/ needs no mark.
+    The folder of a prepare script needs no mark.
     """
     out_dir = Path(config.out_dir) if config.out_dir else (DATA.parent / generator).parent
-    is_scripts = out_dir.resolve().parent == DATA and (out_dir / "prepare.py").is_file()
+    is_scripts = (out_dir / "prepare.py").is_file()
     files.claim(out_dir, "data set", config.overwrite or is_scripts)
     keys = dataclasses.asdict(config)
     parameters = {name: value for name, value in keys.items() if name not in NO_PARAMETERS}
@@ -74,16 +82,13 @@ def refuse_another(out_dir: Path, about: dict) -> None:
     except UserError:
         return  # there is no data set, or one that must be made again
     now = json.loads(json.dumps(about))  # as meta.json would give it back
-    different = [
-        name for name in ("generator", "generator_version") if there.get(name) != now[name]
-    ]
-    for name, value in now["parameters"].items():
-        if there["parameters"].get(name) != value:
-            different.append(name)
+    now |= now.pop("parameters")
+    there |= there.pop("parameters")
+    different = [name for name, value in now.items() if there.get(name) != value]
     if different:
         raise UserError(
-            f"{out_dir}: holds another data set (another {', '.join(different)}); name another --out_dir, "
-            "or add --overwrite=true, which replaces it"
+            f"{out_dir}: holds another data set (another {', '.join(different)}); "
+            "name another --out_dir, or add --overwrite=true, which replaces it"
         )
 
 
@@ -107,129 +112,147 @@ def new_data_set(out_dir: Path | str, **meta) -> Iterator[tuple[Path, dict]]:
     print(f"written to {out_dir}: {meta['vocab_size']:,} ids")
 
 
-def encode(text: str, tokenizer, count_words: Callable[[str], int] | None = None) -> tuple:
-    """((words, bytes, tokens), ids) of a document. count_words=None: words stand between spaces."""
-    ids = tokenizer.encode_array(text)
-    words = count_words(text) if count_words else len(text.split())
-    return (words, len(text.encode()), len(ids)), ids
+def words_between_spaces(text: str) -> int:
+    return len(text.split())
 
 
 def write_stream(
     out_dir: Path | str,
-    splits: dict[str, Iterable],
+    splits: dict[str, Iterable[str]],
     *,
     name: str,
     tokenizer,
     shard_tokens: int = 100_000_000,
+    threads: int = 1,
+    count_words: Callable[[str], int] = words_between_spaces,
     **about,
 ) -> None:
     """Writes running text. Raises UserError.
 
-    splits: {"train": documents, ...}, each an iterable of str, or of what `encode` returned.
-    Nothing is put between them. about: what claim returned.
+    splits: {"train": documents, ...}. Nothing is put between documents. threads: how many are
+    encoded side by side, since tokenizers and tiktoken let other threads run meanwhile; the data
+    are the same for any number. about: what claim returned.
     """
     about |= {"name": name, "tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     with new_data_set(out_dir, kind="stream", **about) as (folder, meta):
-        splits = {
-            split: write_text_split(folder, split, documents, tokenizer, shard_tokens)
-            for split, documents in splits.items()
-        }
+        of_splits = {}
+        for split, texts in splits.items():
+            documents = encoded(tqdm(texts, split, unit=" documents"), tokenizer, threads)
+            of_splits[split] = write_text_split(
+                folder, split, documents, tokenizer.vocab_size, shard_tokens, count_words
+            )
         # the data set has a copy, so that it can be decoded wherever it lies
         if hasattr(tokenizer, "content"):
             (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
             meta["tokenizer_file"] = entry_of(folder / TOKENIZER_FILE)
-        meta["splits"] = splits
+        meta["splits"] = of_splits
+
+
+def encoded(texts: Iterable[str], tokenizer, threads: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (text, ids) of each text, in order."""
+    texts = iter(texts)
+    with ThreadPoolExecutor(threads) as pool:
+        some = list(itertools.islice(texts, AT_ONCE * threads))
+        while some:
+            yield from zip(some, pool.map(tokenizer.encode_array, some), strict=True)
+            some = list(itertools.islice(texts, AT_ONCE * threads))
 
 
 def write_text_split(
-    folder: Path, split: str, documents: Iterable, tokenizer, shard_tokens: int
+    folder: Path,
+    split: str,
+    documents: Iterable[tuple[str, np.ndarray]],
+    vocab_size: int,
+    shard_tokens: int,
+    count_words: Callable[[str], int],
 ) -> dict:
     """Writes the shards of a split of text. Returns its part of meta.json."""
     shards: list[dict] = []
-    counts = []  # of each document
-    tokens = array(dtype_of(tokenizer.vocab_size).char)  # those that no shard has yet
-    for document in documents:
-        if isinstance(document, str):
-            document = encode(document, tokenizer)
-        of_document, ids = document
-        counts.append(of_document)
+    words = 0
+    n_bytes = 0
+    offsets = [0]  # where the documents begin, then the length of the split
+    tokens = array(dtype_of(vocab_size).char)  # those that no shard has yet
+    for text, ids in documents:
+        words += count_words(text)
+        n_bytes += len(text.encode())
+        offsets.append(offsets[-1] + len(ids))
         tokens.frombytes(ids.tobytes())
         while len(tokens) >= shard_tokens:
-            entry = save(shard_file(folder, split, shards), tokens[:shard_tokens])
-            shards.append(entry | {"tokens": shard_tokens})
+            save_shard(folder, split, shards, tokens[:shard_tokens], tokens=shard_tokens)
             del tokens[:shard_tokens]
     if tokens:
-        entry = save(shard_file(folder, split, shards), tokens)
-        shards.append(entry | {"tokens": len(tokens)})
-    table = np.array(counts, np.int64).reshape(-1, 3)  # words, bytes, tokens
-    words, n_bytes, n_tokens = table.sum(0).tolist()
+        save_shard(folder, split, shards, tokens, tokens=len(tokens))
     if words == 0:
         raise UserError(
             f"the {split} split would hold only white space; name more, or raise val_fraction"
         )
-    offsets = np.concatenate([[0], table[:, 2].cumsum()])
     return {
-        "documents": len(counts),
+        "documents": len(offsets) - 1,
         "words": words,
         "bytes": n_bytes,
-        "tokens": n_tokens,
-        "document_offsets": save(folder / f"{split}_documents.npy", offsets),
+        "tokens": offsets[-1],
+        "document_offsets": save(folder / f"{split}_documents.npy", np.array(offsets, np.int64)),
         "shards": shards,
     }
 
 
 def write_examples(
-    out_dir: Path | str,
+    config: Output,
+    generator: str,
+    version: int,
     splits: dict[str, Iterable[tuple]],
     *,
     name: str,
-    tokenizer: str,
     vocab_size: int,
-    train_rows: dict | None = None,
-    **about,
+    tokenizer: str | None = None,
+    kinds: dict[str, list[int]] | None = None,
+    drawn_rows: dict | None = None,
+    **more,
 ) -> None:
-    """Writes separate examples. Raises UserError.
+    """Claims the folder, as `claim` does, and writes separate examples. Raises UserError.
 
     splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts for meta.json) each,
-    where facts["slice"] is a name such as "64/4". train_rows: how the rows of training are drawn
-    (DRAWN_SPLIT of data/meta.py), if they are; `splits` then has no "train". about: what claim
-    returned, and kinds={name: ids}, queries that meters.py measures apart.
+    where facts["slice"] is a name such as "64/4". tokenizer: what the ids mean; None: the name.
+    kinds: {name: ids}, queries that meters.py measures apart. drawn_rows: how the rows of training
+    are drawn (DRAWN_SPLIT of data/meta.py), if they are; `splits` then has no "train".
     """
+    out_dir, about = claim(config, generator, version, **more)
+    about |= {"name": name, "tokenizer": tokenizer or name, "vocab_size": vocab_size}
+    if kinds:
+        about["kinds"] = kinds
     written: dict = {}
-    if train_rows:
-        written["train"] = {"drawn": train_rows, "shards": []}
-    about |= {"name": name, "tokenizer": tokenizer, "vocab_size": vocab_size}
-    kind = "drawn" if train_rows else "examples"
+    if drawn_rows:
+        written["train"] = {"drawn": drawn_rows, "shards": []}
+    kind = "drawn" if drawn_rows else "examples"
     with new_data_set(out_dir, kind=kind, splits=written, **about) as (folder, _):
         for split, slices in splits.items():
             written[split] = write_rows_split(folder, split, slices, vocab_size)
 
 
 def write_drawn(
-    config: Output,
+    config: Any,
     generator: str,
     version: int,
     task: str,
     val: list[tuple],
     tokenizer: str | None = None,
 ) -> None:
-    """Claims the folder, and writes a data set of a task of data/drawn.py, whose rows of training
-    are drawn anew for every step. val: (tokens, labels), each (N, T), of each slice of validation;
-    rows of training are as long as those of the first."""
-    out_dir, about = claim(config, generator, version)
+    """Writes a data set of a task of data/drawn.py, whose rows of training are drawn anew for every
+    step. val: (tokens, labels), each (N, T), of each slice of validation; rows of training are as
+    long as those of the first."""
     slices = []
     for tokens, labels in val:
         slices.append((np.stack([tokens, labels], axis=1), {"slice": str(tokens.shape[1])}))
     length = val[0][0].shape[1]
-    how = {"task": task, "length": length, "seed": about["seed"], "version": version}
     write_examples(
-        out_dir,
+        config,
+        generator,
+        version,
         {"val": slices},
         name=task,
-        tokenizer=tokenizer or task,
+        tokenizer=tokenizer,
         vocab_size=drawn.TASKS[task][2],
-        train_rows=how,
-        **about,
+        drawn_rows={"task": task, "length": length, "seed": config.seed, "version": version},
     )
 
 
@@ -248,17 +271,17 @@ def write_rows_split(folder: Path, split: str, slices: Iterable[tuple], vocab_si
         rows += n
         tokens += n * length
         labels += int(np.count_nonzero(examples[:, 1]))
-        file = shard_file(folder, split, shards)
-        entry = save(file, examples.astype(dtype_of(vocab_size), copy=False))
-        shards.append(entry | {"rows": n, "seq_len": length, "tokens": n * length} | facts)
+        examples = examples.astype(dtype_of(vocab_size), copy=False)
+        about = {"rows": n, "seq_len": length, "tokens": n * length}
+        save_shard(folder, split, shards, examples, **about, **facts)
     if labels == 0:
         raise UserError(f"the {split} split would hold no label: nothing to predict")
     return {"rows": rows, "tokens": tokens, "labels": labels, "shards": shards}
 
 
-def shard_file(folder: Path, split: str, shards: list[dict]) -> Path:
-    """The path of the shard behind these: train_0000.npy, train_0001.npy, ..."""
-    return folder / f"{split}_{len(shards):04d}.npy"
+def save_shard(folder: Path, split: str, shards: list[dict], values, **facts) -> None:
+    """Writes the shard behind these (train_0000.npy, train_0001.npy, ...), and adds its entry."""
+    shards.append(save(folder / f"{split}_{len(shards):04d}.npy", values) | facts)
 
 
 def save(path: Path, values) -> dict:
@@ -274,12 +297,12 @@ def entry_of(path: Path) -> dict:
 # -- Which texts ---------------------------------------------------------------------------------
 
 
-def fitting(sizes: dict, room: float) -> list:
-    """In the order given, each name of {name: size} that keeps the sum of the sizes taken at or
-    below room."""
+def fitting(sizes: dict, names: Iterable, room: float) -> list:
+    """In the order given, each of the names that keeps the sum of the sizes taken at or below
+    room."""
     taken = []
-    for name, size in sizes.items():
-        if size <= room:
+    for name in names:
+        if sizes[name] <= room:
             taken.append(name)
-            room -= size
+            room -= sizes[name]
     return taken

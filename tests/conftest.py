@@ -173,7 +173,7 @@ def helpers():
 def mqar(tmp_path_factory):
     """Rows of 32 tokens, 4 pairs, all asked for; 15 keys, 16 values."""
     folder = tmp_path_factory.mktemp("mqar")
-    keys = dict(seq_len=32, pairs=4, vocab_size=32, power=1, train_size=10_000, val_size=300, out_dir=folder)
+    keys = dict(slices="32/4", vocab_size=32, power=1, train_size=10_000, val_size=300, out_dir=folder)
     mqar_prepare.main(Helpers.words(**keys))
     return folder
 

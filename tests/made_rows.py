@@ -6,7 +6,7 @@ from pathlib import Path
 import experiment
 from study.plan import runs_of
 
-DATA = dict(seq_len=32, vocab_size=16, pairs=4, train_size=200, val_size=50)
+DATA = dict(slices="32/4", vocab_size=16, train_size=200, val_size=50)
 BASE = {"n_head": 2, "dtype": "float32"}
 
 

@@ -53,18 +53,17 @@ def test_the_literal_loop_gives_the_same_rows():
     table[1:, 1] += 0.1
     table[1:] /= table[1:].sum(1, keepdims=True)
     first = np.array([0, 0, 0, 0.5, 0.25, 0.25])
-    for first_token in (True, False):
-        found = prepare.generate(np.random.default_rng(7), 50, 12, table, first, 2, first_token)
-        rng = np.random.default_rng(7)
-        chains = [[0] * first_token + [int(c)] for c in rng.choice(6, 50, p=first)]
-        while len(chains[0]) < 13:
-            for chain, u in zip(chains, rng.random(50), strict=True):
-                total, drawn = 0.0, -1
-                while total <= u:  # the first character whose cumulated probability is above u
-                    drawn += 1
-                    total += table[chain[-1], drawn]
-                chain.append(chain[-2] if 0 < chain[-1] <= 2 else drawn)
-        assert found.tolist() == [[chain[:-1], chain[1:]] for chain in chains]
+    found = prepare.generate(np.random.default_rng(7), 50, 12, table, first, 2)
+    rng = np.random.default_rng(7)
+    chains = [[0, int(c)] for c in rng.choice(6, 50, p=first)]
+    while len(chains[0]) < 13:
+        for chain, u in zip(chains, rng.random(50), strict=True):
+            total, drawn = 0.0, -1
+            while total <= u:  # the first character whose cumulated probability is above u
+                drawn += 1
+                total += table[chain[-1], drawn]
+            chain.append(chain[-2] if 0 < chain[-1] <= 2 else drawn)
+    assert found.tolist() == [[chain[:-1], chain[1:]] for chain in chains]
 
 
 def test_the_table_is_the_pairs_of_the_text_and_the_perfect_predictor_knows_it(folder):
@@ -106,15 +105,12 @@ def test_a_model_of_it_is_sampled_measured_by_kind_and_told_its_floor(folder, tm
     assert found["maps"][0]["queries"]["trigger"] == positions
 
 
-@pytest.mark.parametrize(("first_token", "first"), [(True, [0]), (False, [])])
-def test_a_sample_begins_as_rows_do_and_another_alphabet_is_refused(
-    first_token, first, folder, tmp_path, helpers, monkeypatch
-):
-    data = make(tmp_path / "data", folder / "text.txt", first_token=first_token)
+def test_a_sample_begins_as_rows_do_and_another_alphabet_is_refused(folder, tmp_path, helpers, monkeypatch):
+    data = make(tmp_path / "data", folder / "text.txt")
     helpers.train(data, tmp_path / "run", n_layer=1, max_iters=1, meters="false")
     read = []
     monkeypatch.setattr(GPT, "stream", lambda self, idx, *args, **keys: read.append(idx.tolist()) or [])
-    expected = [[first + tokenizer_of(open_dataset(data)).encode("the")]]
+    expected = [[[0, *tokenizer_of(open_dataset(data)).encode("the")]]]
     data.rename(tmp_path / "elsewhere")
     sample.main(helpers.words(checkpoint=tmp_path / "run", start="the", num_samples=1, device="cpu"))
     assert read == expected

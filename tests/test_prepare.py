@@ -51,15 +51,15 @@ def test_keys_are_uniform():
 
 def test_a_validation_row_is_never_a_training_row():
     # 2 keys, 3 values, 3 slots: 18 rows are possible
-    config = mqar.Config(train_size=8, val_size=50, seq_len=8, pairs=1, vocab_size=6)
-    splits = mqar.generate_splits(config, mqar.parse_slices(config))
+    config = mqar.Config(train_size=8, val_size=50, slices=["8/1"], vocab_size=6)
+    splits = mqar.generate_splits(config)
     ((train, _),), ((val, _),) = splits["train"], splits["val"]
     first_draw = mqar.generate(np.random.default_rng([0, 1, 8, 1]), 50, config, 8, 1)
     seen = {row.tobytes() for row in train}
     assert any(row.tobytes() in seen for row in first_draw)  # or this test would show nothing
     assert not any(row.tobytes() in seen for row in val)
     config.train_size = 2000
-    assert "so few rows are possible" in error_of(mqar.generate_splits, config, [(8, 1)])
+    assert "so few rows are possible" in error_of(mqar.generate_splits, config)
 
 
 def test_a_seed_is_the_bytes_of_every_file(tmp_path):
@@ -78,12 +78,12 @@ def test_a_seed_is_the_bytes_of_every_file(tmp_path):
     assert dataset.counts("val") == {"rows": 40, "tokens": 20 * 48, "labels": 20 * 6}
 
 
-IMPOSSIBLE = ["--slices=64/4,15/2", "--seq_len=10", "--vocab_size=8", "--pairs=40"]
-IMPOSSIBLE = dict.fromkeys(IMPOSSIBLE, "needs an even length, 1 to ") | {
-    "--task=composition --pairs=5": "a square number",
-    "--task=forgetting --updates=5": "no more updates", "--updates=2": "is of task=forgetting",
-    "--slices=128/8 --pairs=8": "leave out", "--slices=128/8 --seq_len=128": "leave out",
-}  # fmt: skip
+IMPOSSIBLE = ["--slices=64/4,15/2", "--slices=10/4", "--vocab_size=8", "--slices=64/40"]
+IMPOSSIBLE = dict.fromkeys(IMPOSSIBLE, "needs an even length, and 1 to ") | {
+    "--slices=64": "write length/pairs",
+    "--slices=64/4,64/4": "each once",
+    "--slices=": "name some",
+}
 
 
 @pytest.mark.parametrize("words", IMPOSSIBLE)
@@ -103,7 +103,7 @@ def test_another_data_set_in_the_folder_is_refused_by_what_differs_and_the_same_
     small_mqar(tmp_path)
     before = open_dataset(tmp_path).sha256
     message = error_of(small_mqar, tmp_path, vocab_size=128, seed=1)
-    assert message.startswith(f"{tmp_path}: holds another data set (another vocab_size, seed); name another --out_dir")
+    assert message.startswith(f"{tmp_path}: holds another data set (another seed, vocab_size); name another --out_dir")
     (tmp_path / "a.txt").write_text("a\nb\n")
     message = error_of(text.main, [str(tmp_path / "a.txt"), f"--out_dir={tmp_path}"])
     assert "(another generator, " in message

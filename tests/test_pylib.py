@@ -66,11 +66,10 @@ def text_of(folder, split):
     return tokenizer_of(dataset).decode_bytes(examples[0][0].tolist()).decode()
 
 
-def test_the_packages_that_are_named_and_what_they_need_are_read_without_what_is_no_source(environment, capsys):
+def test_the_packages_that_are_named_and_what_they_need_are_read_without_what_is_no_source(environment):
     pylib.main(words(**environment))
     meta = open_dataset(environment["out_dir"]).meta
     assert meta["parameters"]["packages"] == {"core-lib": "2.1", "needed-one": "1.0"}
-    assert "packages: core-lib 2.1, needed-one 1.0" in capsys.readouterr().out
     train, val = (text_of(environment["out_dir"], split) for split in ("train", "val"))
     both = train + val
     for name in ("standard", "t", "a", "s", "needed", "two"):

@@ -40,7 +40,7 @@ def test_softmax_with_a_short_convolution_learns_mqar(run, helpers):
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", [name for name in model.MIXERS if name != "monarch"])  # it only finds the four values
 def test_every_mixer_learns_to_recall(mixer, run, tmp_path, helpers):
-    sizes = dict(seq_len=64, pairs=4, vocab_size=64, train_size=20_000, val_size=1000)
+    sizes = dict(slices="64/4", vocab_size=64, train_size=20_000, val_size=1000)
     mqar_prepare.main(helpers.words(out_dir=tmp_path / "data", **sizes))
     keys = dict(n_embd=64, block_size=64, short_conv=4, state_size=32, batch_size=64, warmup_iters=50)
     steps = 2000 if mixer == "mamba2" else 1000  # it stays longer at naming one of the four values in context

@@ -44,8 +44,8 @@ def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(m
         assert dataset.counts(split) == counts
         assert "published_words" not in dataset.meta["parameters"]["text"][split]  # is not the whole split
     mini = run(tmp_path / "mini", made, "--mini=true")
-    assert (mini.name, mini.splits) == ("wikitext103-mini", ["train", "val"])
-    assert [mini.counts(split)["bytes"] for split in mini.splits] == [size * 2, size]
+    assert (mini.name, list(mini.shards)) == ("wikitext103-mini", ["train", "val"])
+    assert [mini.counts(split)["bytes"] for split in mini.shards] == [size * 2, size]
     monkeypatch.setitem(prepare.LINES, "test", LINES)
     monkeypatch.setitem(prepare.WORDS, "test", WORDS + LINES)
     published = run(tmp_path / "whole", made).meta["parameters"]["text"]["test"]["published_words"]
@@ -95,7 +95,7 @@ def test_copies_that_cannot_be_used_are_one_line_and_a_whole_split_has_the_publi
     assert not (tmp_path / "refused" / "meta.json").exists()
     (made / "wiki.valid.tokens").rename(made / "wiki.valid.raw")  # of the raw version no count is published
     dataset = run(tmp_path / "raw", made, "--version=raw")
-    assert dataset.splits == ["val"] and dataset.meta["parameters"]["text"]["val"]["published_words"] == 217_646
+    assert list(dataset.shards) == ["val"] and dataset.meta["parameters"]["text"]["val"]["published_words"] == 217_646
 
 
 @pytest.fixture

@@ -27,10 +27,12 @@ trigger.
 
 import platform
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy.special import entr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -40,7 +42,7 @@ from data.drawn import cumulated, draw_next
 from data.meta import UINT16_VOCAB
 from data.pystdlib.prepare import read_sources
 from data.text.prepare import read_text
-from data.writing import Output, claim, write_examples
+from data.writing import Output, write_examples
 
 GENERATOR = "data/backcopy/prepare.py"
 VERSION = 1  # raise it when the same seed no longer gives the same rows
@@ -55,7 +57,6 @@ class Config(Output):
         96, "how many, the most frequent of the text", at_least=2, at_most=UINT16_VOCAB - 1
     )
     triggers: int = key(8, "how many of them, the most frequent, are triggers", at_least=1)
-    first_token: bool = key(True, "true: each row begins with <s>")
     seq_len: int = key(64, "length of a row", at_least=3)
     train_size: int = key(64_000, "rows of training", at_least=1)
     val_size: int = key(1_000, "rows of validation", at_least=1)
@@ -67,25 +68,23 @@ def main(argv):
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
     alphabet, table, first = chain_of(config)
-    source = {"python": platform.python_version()} if config.text is None else {}
-    out_dir, about = claim(config, GENERATOR, VERSION, alphabet=alphabet, **source)
     splits = {}
     for i, split in enumerate(("train", "val")):
         rng = np.random.default_rng([config.seed, i])
-        size = getattr(config, f"{split}_size")
-        examples = generate(
-            rng, size, config.seq_len, table, first, config.triggers, config.first_token
-        )
+        size = config.train_size if split == "train" else config.val_size
+        examples = generate(rng, size, config.seq_len, table, first, config.triggers)
         loss = perfect_loss(examples[:, 0], table, first, config.triggers)
         splits[split] = [(examples, {"slice": str(config.seq_len), "perfect_loss": loss})]
     write_examples(
-        out_dir,
+        config,
+        GENERATOR,
+        VERSION,
         splits,
         name="backcopy",
-        tokenizer="backcopy",
         vocab_size=len(alphabet) + 1,
-        **about,
         kinds={"trigger": list(range(1, config.triggers + 1))},
+        alphabet=alphabet,
+        python=None if config.text else platform.python_version(),
     )
     triggers = alphabet[: config.triggers]
     print(f"triggers: {triggers!r}; the perfect predictor loses {loss:.4f} nats on val")
@@ -95,23 +94,19 @@ def chain_of(config):
     """The alphabet, and the probabilities of the chain by id: pairs (K + 1, K + 1) and first
     character (K + 1,)."""
     text = read_text(config.text) if config.text else "".join(read_sources().values())
-    n = config.characters
-    n_found = len(set(text))
-    if not config.triggers < n <= n_found:
+    # of two that are as frequent, the one of the smaller code is first
+    frequency = sorted(Counter(text).items(), key=lambda pair: (-pair[1], pair[0]))
+    K = config.characters
+    if not config.triggers < K <= len(frequency):
         raise UserError(
-            f"characters={n}: must be more than triggers={config.triggers}, and at most {n_found}, "
-            "those of the text"
+            f"characters={K}: must be more than triggers={config.triggers}, and at most "
+            f"{len(frequency)}, those of the text"
         )
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    by_code = np.bincount(codes)
-    # of two that are as frequent, the one of the smaller code
-    order = np.argsort(-by_code, kind="stable")[:n]
-    id_of = np.zeros(len(by_code), np.int64)  # 0: outside the alphabet
-    id_of[order] = np.arange(1, n + 1)
-    ids = id_of[codes]
-    counts = np.bincount(ids, minlength=n + 1)
-    counts[0] = 0
-    pairs = np.zeros((n + 1, n + 1), np.int64)
+    alphabet = "".join(character for character, _ in frequency[:K])
+    counts = np.array([0, *(n for _, n in frequency[:K])])
+    id_of = {character: i + 1 for i, character in enumerate(alphabet)}
+    ids = np.array([id_of.get(character, 0) for character in text])
+    pairs = np.zeros((K + 1, K + 1), np.int64)
     np.add.at(pairs, (ids[:-1], ids[1:]), 1)
     pairs[:, 0] = 0
     # what no other character follows is followed by any, as often as that one occurs
@@ -119,32 +114,28 @@ def chain_of(config):
     pairs[0] = 0
     table = pairs / np.maximum(pairs.sum(1, keepdims=True), 1)
     # id 0 and the triggers: no first character
-    first = np.where(np.arange(n + 1) > config.triggers, counts, 0)
-    return "".join(map(chr, order)), table, first / first.sum()
+    first = np.where(np.arange(K + 1) > config.triggers, counts, 0)
+    return alphabet, table, first / first.sum()
 
 
-def generate(rng, rows, seq_len, table, first, triggers, first_token=True):
+def generate(rng, rows, seq_len, table, first, triggers):
     """Rows drawn independently: tokens and labels as (rows, 2, seq_len) uint16. table (K + 1, K +
     1) and first (K + 1,) are the probabilities of the next and of the first character."""
     sums = cumulated(table)
     tokens = np.zeros((rows, seq_len + 1), np.uint16)
-    start = int(first_token)
-    tokens[:, start] = rng.choice(len(first), rows, p=first)
-    for t in range(start + 1, seq_len + 1):
+    tokens[:, 1] = rng.choice(len(first), rows, p=first)
+    for t in range(2, seq_len + 1):
         now = tokens[:, t - 1].astype(np.int64)
         drawn = draw_next(sums, now, rng.random(rows), len(table))
-        is_copy = now <= triggers
-        tokens[:, t] = np.where(is_copy, tokens[:, t - 2], drawn)
+        tokens[:, t] = np.where(now <= triggers, tokens[:, t - 2], drawn)
     return np.stack([tokens[:, :-1], tokens[:, 1:]], axis=1)
 
 
 def perfect_loss(tokens, table, first, triggers):
     """Nats a token: the mean entropy of the next token after those of `tokens` (N, T), 0 being
     <s>."""
-    logs = np.log(table, out=np.zeros_like(table), where=table > 0)
-    entropy = -(table * logs).sum(1)
-    known = first[first > 0]
-    entropy[0] = -(known * np.log(known)).sum()
+    entropy = entr(table).sum(1)
+    entropy[0] = entr(first[first > 0]).sum()
     entropy[1 : triggers + 1] = 0.0
     counts = np.bincount(tokens.ravel(), minlength=len(table))
     return float((counts * entropy).sum() / tokens.size)

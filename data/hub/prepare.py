@@ -5,27 +5,22 @@ datasets tokenizers
     python data/hub/prepare.py roneneldan/TinyStories --val_split=validation --tokenizer=bpe:4096 --threads=4
     python data/hub/prepare.py HuggingFaceFW/fineweb-edu --config=sample-10BT --threads=8 --out_dir=data/fineweb
     python data/hub/prepare.py Skylion007/openwebtext --documents=100_000 --val_fraction=0.01
-    python data/hub/prepare.py --from_dir=copies --column=story        # no internet needed
+    python data/hub/prepare.py copies/ --column=story        # no internet needed
 
---from_dir names a folder with parquet, jsonl or jsonl.gz files, as the hub has them.
+A folder in place of the name holds a copy: parquet, jsonl or jsonl.gz files, as the hub has them.
 
 A row that is not empty is a document. It ends with a line end, which is added where the text has
 none. Without val_split the sha256 of a text decides whether it is held out for validation: no copy
 of it is on the other side.
 
-Threads encode documents side by side, since tokenizers and tiktoken let other threads run
-meanwhile. The data are the same for any number of threads.
+The data are the same for any number of threads.
 """
 
 import hashlib
 import itertools
-import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -33,19 +28,17 @@ from base import configurator
 from base.configurator import UserError, key
 from base.files import one_line
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import Output, claim, encode, write_stream
+from data.writing import Output, claim, write_stream
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1
-AT_ONCE = 64  # documents that are read at once, for each thread
 
 
 @dataclass
 class Config(Output):
-    name: list[str] = key([], "the data set on the hub, as in roneneldan/TinyStories")
+    name: list[str] = key([], "of the hub, as in roneneldan/TinyStories, or a folder with a copy")
     config: str | None = key(None, "its configuration, where it has several, as in sample-10BT")
     revision: str | None = key(None, "its commit or branch; None: the newest")
-    from_dir: str | None = key(None, "folder with a copy, in place of a name")
     column: str = key("text", "the column that holds the text")
     split: str = key("train", "the split to train on")
     val_split: str | None = key(
@@ -65,37 +58,28 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional="name", program=GENERATOR, description=__doc__
     )
-    if len(config.name) + (config.from_dir is not None) != 1:
-        raise UserError("name one data set of the hub, or a folder with a copy: --from_dir=FOLDER")
-    if config.from_dir and not os.path.isdir(config.from_dir):  # would be looked for on the hub
-        raise UserError(f"from_dir={config.from_dir}: is no folder; name the one with the files")
+    if len(config.name) != 1:
+        raise UserError("name one data set of the hub, or a folder with a copy")
     train = open_split(config, config.split)
-    val = None
+    held_out: list[str] = []  # is filled while the documents of training are written
+    val = held_out
     if config.val_split is not None:
-        val = open_split(config, config.val_split)
-    # elsewhere from_dir has a copy of known data; here it decides which data are made
-    out_dir, about = claim(config, GENERATOR, VERSION, from_dir=config.from_dir)
-    for_training = (text for text in texts_of(config, train) if not is_held_out(config, text))
-    tokenizer = choose_tokenizer(config.tokenizer, for_training)
-    held_out = []  # is filled while the documents of training are written
-    splits = {"train": encoded(config, train, tokenizer, held_out), "val": held_out}
-    if val is not None:
-        splits["val"] = encoded(config, val, tokenizer, held_out)
+        val = texts_of(config, open_split(config, config.val_split))
+    out_dir, about = claim(config, GENERATOR, VERSION)
     write_stream(
         out_dir,
-        splits,
-        name=config.name[0] if config.name else "hub",
-        tokenizer=tokenizer,
+        {"train": training_texts(config, train, held_out), "val": val},
+        name=Path(config.name[0]).resolve().name,
+        tokenizer=choose_tokenizer(config.tokenizer, training_texts(config, train, [])),
+        threads=config.threads,
         **about,
     )
 
 
 def failure(config, what):
     """Turns whatever `datasets` raises into a line with the way out."""
-    return one_line(
-        f"{config.from_dir or config.name[0]}: cannot be {what}; --from_dir=FOLDER reads a copy in "
-        "parquet or jsonl, without a network"
-    )
+    advice = "a folder with a copy in parquet or jsonl needs no network"
+    return one_line(f"{config.name[0]}: cannot be {what}; {advice}")
 
 
 def open_split(config, split):
@@ -104,10 +88,7 @@ def open_split(config, split):
         import datasets
     with failure(config, "opened"):
         found = datasets.load_dataset(
-            config.from_dir or config.name[0],
-            config.config,
-            revision=config.revision,
-            streaming=True,
+            config.name[0], config.config, revision=config.revision, streaming=True
         )
         configurator.check_choice("split", split, tuple(found))
         rows = found[split]
@@ -129,26 +110,15 @@ def texts_of(config, rows):
             yield text if text.endswith("\n") else f"{text}\n"
 
 
-def is_held_out(config, text):
-    """Whether a document of the split of training is for validation."""
-    place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
-    return config.val_split is None and place < config.val_fraction
-
-
-def encoded(config, rows, tokenizer, held_out):
-    """Yields the documents of a split, encoded, in its order; those that are held out go to
-    `held_out` instead."""
-    texts = iter(tqdm(texts_of(config, rows), unit=" documents"))
-    with ThreadPoolExecutor(config.threads) as pool:
-        some = list(itertools.islice(texts, AT_ONCE * config.threads))
-        while some:
-            documents = pool.map(encode, some, itertools.repeat(tokenizer))
-            for text, document in zip(some, documents, strict=True):
-                if is_held_out(config, text):
-                    held_out.append(document)
-                else:
-                    yield document
-            some = list(itertools.islice(texts, AT_ONCE * config.threads))
+def training_texts(config, rows, held_out):
+    """Yields the documents of the split of training. Without val_split some are for validation, and
+    go to the list `held_out` instead."""
+    for text in texts_of(config, rows):
+        place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        if config.val_split is None and place < config.val_fraction:
+            held_out.append(text)
+        else:
+            yield text
 
 
 if __name__ == "__main__":

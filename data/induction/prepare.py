@@ -29,11 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import key
-from data.drawn import LONGEST, TASKS, VERSION, induction, random_bits, sources_of
+from data.drawn import INDUCTION_IDS, LONGEST, VERSION, induction, random_bits, sources_of
 from data.writing import Output, write_drawn
 
 GENERATOR = "data/induction/prepare.py"
-TASK = "induction"
 KNOWN = 4  # tokens of a repeat that stand before a copy that counts
 
 
@@ -50,26 +49,26 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
-    bits = random_bits(TASK, config.length, f"{config.seed} val", 0, config.val_size)
+    bits = random_bits("induction", config.length, f"{config.seed} val", 0, config.val_size)
     tokens, labels = induction(bits)
     labels[~is_copy(sources_of(bits))] = 0
-    write_drawn(config, GENERATOR, VERSION, TASK, [(tokens, labels)])
+    write_drawn(config, GENERATOR, VERSION, "induction", [(tokens, labels)])
 
 
 def is_copy(sources: np.ndarray) -> np.ndarray:
-    """Whether the label of each position, the next token, is a copy that counts: (n, T) -> bool (n,
-    T)."""
-    counts = np.zeros(sources.shape, bool)
+    """(n, T) -> bool (n, T): whether the label of each position, the next token, is a copy that
+    counts: it and the KNOWN tokens before it repeat one string."""
     repeats = sources < np.arange(sources.shape[1])
-    for t in range(KNOWN - 1, sources.shape[1] - 1):
-        first = t + 1 - KNOWN  # the next token and the KNOWN before it repeat one string
-        counts[:, t] = repeats[:, first] & (sources[:, t + 1] - sources[:, first] == KNOWN)
+    first = sources[:, :-KNOWN]
+    last = sources[:, KNOWN:]
+    counts = np.zeros(sources.shape, bool)
+    counts[:, KNOWN - 1 : -1] = repeats[:, :-KNOWN] & (last - first == KNOWN)
     return counts
 
 
 def chance(config) -> float:
     """The accuracy of a guess among the ids."""
-    return 1 / TASKS[TASK][1]
+    return 1 / INDUCTION_IDS
 
 
 if __name__ == "__main__":

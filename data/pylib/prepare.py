@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import UserError, key
-from base.files import DATA, one_line, read_regular
+from base.files import DATA, one_line
 from data.pystdlib import prepare as pystdlib
 from data.pystdlib.prepare import LEFT_OUT, read_sources, read_texts, write_sources
 from data.tokenizer import CHOICES
@@ -55,25 +55,20 @@ def main(argv):
     versions = {name: found[name].version for name in sorted(found)}
     texts = read_sources() | read_texts(files)
     write_sources(config, GENERATOR, VERSION, texts, config.tokenizer, packages=versions)
-    print(f"packages: {', '.join(f'{name} {version}' for name, version in versions.items())}")
 
 
 def find_packages(requirements):
     """{name: distribution} of the packages that the file names and those that they need, as far as
     they are installed. Raises UserError where a package that the file names is not."""
-    # which matplotlib needs, too
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement  # which matplotlib needs, too
 
-    content = read_regular(requirements, 1 << 20)
-    waiting = []
-    with one_line(f"{requirements}: cannot be read", InvalidRequirement):
-        for line in content.decode(errors="replace").splitlines():
-            line = line.partition("#")[0].strip()
-            if line and not line.startswith("-"):
-                waiting.append(Requirement(line))
-    n_named = len(waiting)
+    with one_line(f"{requirements}: cannot be read"):
+        lines = Path(requirements).read_text(encoding="utf-8").splitlines()
+        texts = [line.partition("#")[0].strip() for line in lines]
+        named = [Requirement(text) for text in texts if text]
     found = {}
-    for i, requirement in enumerate(waiting):  # which grows
+    waiting = list(named)
+    for requirement in waiting:  # which grows
         # the name as PEP 503 spells it
         name = requirement.name.lower().replace("_", "-").replace(".", "-")
         # of this Python and system, and of no extra of the package that has it
@@ -83,10 +78,9 @@ def find_packages(requirements):
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            if i < n_named:
-                raise UserError(
-                    f"{name}: is not installed; run pip install -r {requirements}"
-                ) from None
+            if requirement in named:
+                advice = f"run pip install -r {requirements}"
+                raise UserError(f"{name}: is not installed; {advice}") from None
             continue  # a dependency that this environment does without
         waiting += [Requirement(text) for text in found[name].requires or []]
     return found

@@ -48,7 +48,6 @@ from data.drawn import LONGEST, VERSION, WEIGHTS, X_LEVELS, rows
 from data.writing import Output, write_drawn
 
 GENERATOR = "data/regression/prepare.py"
-TASK = "regression"
 KNOWN = 6  # examples that stand before a y that counts
 
 
@@ -67,9 +66,11 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
-    tokens, labels = rows(TASK, 3 * config.examples, f"{config.seed} val", 0, config.val_size)
+    tokens, labels = rows(
+        "regression", 3 * config.examples, f"{config.seed} val", 0, config.val_size
+    )
     labels[:, : 3 * KNOWN] = 0
-    write_drawn(config, GENERATOR, VERSION, TASK, [(tokens, labels)])
+    write_drawn(config, GENERATOR, VERSION, "regression", [(tokens, labels)])
 
 
 def chance(config) -> float:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import UserError, key
-from base.files import find_path, one_line, read_regular
+from base.files import one_line, read_regular
 from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, fitting, write_stream
 
@@ -50,22 +50,15 @@ def main(argv):
     out_dir, about = claim(config, GENERATOR, VERSION, errors="stop")
     if len(texts) == 1 and not config.val:
         (text,) = texts.values()
-        cut = border_of_lines(text, config.val_fraction)
-        train = [text[:cut]]
-        val = [text[cut:]]
+        train, val = split_at_a_line(text, config.val_fraction)
     else:
         of_val = read_files(config.val, config.ext) if config.val else held_out(texts, config)
         train = [text for path, text in texts.items() if path not in of_val]
         val = list(of_val.values())
     if not train:
         raise UserError(f"val={','.join(config.val)}: leaves no file for training; name more files")
-    write_stream(
-        out_dir,
-        {"train": train, "val": val},
-        name="text",
-        tokenizer=choose_tokenizer(config.tokenizer, train),
-        **about,
-    )
+    tokenizer = choose_tokenizer(config.tokenizer, train)
+    write_stream(out_dir, {"train": train, "val": val}, name="text", tokenizer=tokenizer, **about)
 
 
 def read_files(paths, ext):
@@ -73,7 +66,6 @@ def read_files(paths, ext):
     `ext` and are not hidden: in the order of their paths, once each, none blank."""
     found = []
     for path in paths:
-        find_path(path)
         if os.path.isdir(path):
             inside = glob.iglob(f"{glob.escape(path)}/**", recursive=True)
             found += [f for f in inside if f.endswith(tuple(ext)) and os.path.isfile(f)]
@@ -83,7 +75,7 @@ def read_files(paths, ext):
     for file in sorted(map(Path, found), key=Path.as_posix):
         text = read_text(file)
         if text.strip():
-            # by real path: the same text in training and in validation would make the loss meaningless
+            # by real path: a text in both splits would make the loss meaningless
             texts[os.path.realpath(file)] = text
     if not texts:
         where = ", ".join(paths) or "nothing"
@@ -102,17 +94,17 @@ def held_out(texts, config):
     """{path: text} for validation: in a random order, each that keeps validation at or below
     val_fraction of all; if none does, the smallest."""
     sizes = {path: len(text.encode()) for path, text in texts.items()}
-    paths = list(texts)
-    order = np.random.default_rng(config.seed).permutation(len(paths))
-    in_order = {paths[i]: sizes[paths[i]] for i in order}
-    taken = fitting(in_order, config.val_fraction * sum(sizes.values()))
+    order = np.random.default_rng(config.seed).permutation(len(sizes))
+    paths = list(sizes)
+    taken = fitting(sizes, [paths[i] for i in order], config.val_fraction * sum(sizes.values()))
     if not taken:
         taken = [min(sizes, key=sizes.get)]
     return {path: texts[path] for path in paths if path in taken}
 
 
-def border_of_lines(text, val_fraction):
-    """The last end of a line before the final val_fraction of a text, or else the first one."""
+def split_at_a_line(text, val_fraction):
+    """([text for training], [text for validation]): cut at the last end of a line before the final
+    val_fraction, or else at the first one."""
     # blank lines at the end stay with the line before them
     latest = min(round(len(text) * (1 - val_fraction)), len(text.rstrip()))
     cut = text.rfind("\n", 0, latest) + 1 or text.find("\n") + 1
@@ -120,7 +112,7 @@ def border_of_lines(text, val_fraction):
         raise UserError(
             "one part of the text would be blank; name more files, or another val_fraction"
         )
-    return cut
+    return [text[:cut]], [text[cut:]]
 
 
 if __name__ == "__main__":

@@ -22,15 +22,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import UserError, key
 from base.files import DATA, one_line
 from data.tokenizer import CHOICES, choose_tokenizer
-from data.writing import Output, claim, encode, write_stream
+from data.writing import Output, claim, write_stream
 
 GENERATOR = "data/wikitext103/prepare.py"
 VERSION = 1
@@ -83,10 +81,11 @@ def main(argv):
     tokenizer = choose_tokenizer(config.tokenizer, documents(first))
     write_stream(
         out_dir,
-        {split: encoded(data, split, tokenizer) for split, data in texts.items()},
+        {split: documents(data) for split, data in texts.items()},
         name=name,
         tokenizer=tokenizer,
         shard_tokens=10_000_000,
+        count_words=count_words,
         **about,
     )
 
@@ -130,28 +129,20 @@ def describe(data, source, version):
     """What identifies the text, for meta.json. A text with the published number of lines is the
     whole split."""
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    is_whole = lines == LINES[source]
     facts = {
         "source": source,
         "sha256": hashlib.sha256(data).hexdigest(),
         "lines": lines,
-        "whole": is_whole,
+        "whole": lines == LINES[source],
     }
-    if is_whole:
-        # word perplexities of the raw version, too, are published per word of the tokenised version
-        published = WORDS[source]
-        facts["published_words"] = published
+    if facts["whole"]:
+        # word perplexities of the raw version, too, are published per word of the tokenised one
+        facts["published_words"] = WORDS[source]
         words = sum(count_words(document) for document in documents(data))
-        if version == "tokens" and words != published:
-            what = f"{source}: has {words:,} words, where {published:,} are published"
+        if version == "tokens" and words != WORDS[source]:
+            what = f"{source}: has {words:,} words, where {WORDS[source]:,} are published"
             raise UserError(f"{what}; the copy is damaged or not the tokenised version")
     return facts
-
-
-def encoded(data, split, tokenizer):
-    """Yields the documents of a text, encoded."""
-    for document in tqdm(documents(data), split, unit="document"):
-        yield encode(document, tokenizer, count_words)
 
 
 def documents(data):
