@@ -19,7 +19,7 @@ from keys import GPTConfig
 from mixer import Mixer, Projection
 from model import KDA, GatedDeltaNet, Softmax
 from ops import layers
-from ops.fast import Product, at_least_float32
+from ops.fast import at_least_float32, product
 from ops.layers import FusedLinear, make_conv
 
 # --------------------------------------------------------------------------------------------------
@@ -303,10 +303,10 @@ class Monarch(Mixer):
             L, R = self.blocks()
             for q_t, k_t, v_t, gate in zip(*(y.unbind(1) for y in (q, k, v, gates)), strict=True):
                 S = S.unflatten(2, (self.m, self.m))  # (B, H, m, m, D)
-                S = (gate[:, :, 1] * Product.apply(R, S)).transpose(2, 3)
-                S = (gate[:, :, 0] * Product.apply(L, S)).transpose(2, 3)
+                S = (gate[:, :, 1] * product(R, S)).transpose(2, 3)
+                S = (gate[:, :, 0] * product(L, S)).transpose(2, 3)
                 S = S.flatten(2, 3) + k_t * v_t
-                outputs.append(Product.apply(q_t, S))  # (B, H, 1, D)
+                outputs.append(product(q_t, S))  # (B, H, 1, D)
         state["S"] = S
         return torch.cat(outputs, dim=2).transpose(1, 2)
 
