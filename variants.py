@@ -71,17 +71,31 @@ class FoX(WrittenOut):
 
 
 class Softpick(WrittenOut):
-    """Weights relu(e^x - 1) / sum |e^x - 1| of the scores x (Zuhri et al. 2025), which may all be
-    zero.
+    """Weights relu(e^x - 1) / sum |e^x - 1| (Zuhri et al. 2025), which may all be zero."""
+
+    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
+        return softpick(layers.scores(q, k, mask))
+
+
+def softpick(scores: torch.Tensor) -> torch.Tensor:
+    """relu(e^x - 1) / sum |e^x - 1| over the last axis, where a score x of -inf counts as 0.
 
     Above and below are multiplied by e^-m, so that nothing overflows; m is the largest score, or 0.
     """
+    m = scores.detach().amax(-1, keepdim=True).clamp(min=0)
+    y = ((scores - m).exp() - (-m).exp()).masked_fill(scores == -torch.inf, 0.0)
+    return y.relu() / (y.abs().sum(-1, keepdim=True) + 1e-8)
+
+
+class SoftCapped(WrittenOut):
+    """Scores become c tanh(score / c), with c = 50, as in Gemma 2; a subclass may have another."""
+
+    cap = 50.0
 
     def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
-        x = layers.scores(q, k, mask)
-        m = x.detach().amax(-1, keepdim=True).clamp(min=0)
-        y = ((x - m).exp() - (-m).exp()).masked_fill(x == -torch.inf, 0.0)
-        return y.relu() / (y.abs().sum(-1, keepdim=True) + 1e-8)
+        scores = layers.scores(q, k, None)
+        capped = self.cap * torch.tanh(scores / self.cap)
+        return layers.masked(capped, mask).softmax(-1)
 
 
 class ZeroSink(Softmax):
@@ -314,6 +328,7 @@ class Monarch(Mixer):
 model.MIXERS |= {
     "fox": FoX,
     "softpick": Softpick,
+    "softcap": SoftCapped,
     "sink_zero": ZeroSink,
     "sink_head": HeadSink,
     "sink_token": TokenSink,

@@ -99,18 +99,25 @@ def make_conv(config, channels: int, published_width: int = 0, bias: bool = Fals
     )
 
 
-def scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+def scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """The scores of softmax attention written out: q (B, H, T, D), k (B, Hk, S, D) -> (B, H, T, S).
 
-    k may have fewer heads. mask: bool, true where a query sees a key (else the score becomes -inf),
-    or a float that is added.
+    k may have fewer heads. mask: as `masked` takes it.
     """
     k = for_all_heads(k, q.shape[1])
     with torch.autocast(q.device.type, enabled=False):  # it would round them
         product = at_least_float32(q) @ at_least_float32(k).mT * q.shape[-1] ** -0.5
+    return masked(product, mask)
+
+
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """mask: None, bool (true where a query sees a key; else the score becomes -inf), or a float
+    that is added."""
+    if mask is None:
+        return scores
     if mask.dtype == torch.bool:
-        return product.masked_fill(~mask, -torch.inf)
-    return product + mask
+        return scores.masked_fill(~mask, -torch.inf)
+    return scores + mask
 
 
 def for_all_heads(x: Tensor, n_head: int) -> Tensor:

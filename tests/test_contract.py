@@ -43,6 +43,7 @@ OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the
         gate="elementwise@key+elementwise@value", n_kv_head=2, qk_norm=True,
         delta_sizes=[2, 6, 4, 8], beta_max=2,
     ),
+    "a soft-cap": dict(gate="none", attention="softcap", tie_embeddings=False),
 }  # fmt: skip
 OF_SOFTMAX = {  # more keys, which softmax layers alone read
     "softpick, elementwise": dict(gate="elementwise", attention="softpick"),

@@ -26,6 +26,8 @@ def definition(mixer, x):
         q, k = (layers.rotate(y, 0, mixer.angles) for y in (q, k))
     k, v = (y.repeat_interleave(2, dim=2) for y in (k, v))
     x_ij, i, j = torch.einsum("bihd,bjhd->bhij", q, k) / D**0.5, torch.arange(L)[:, None], torch.arange(L)
+    if isinstance(mixer, variants.SoftCapped):
+        x_ij = mixer.cap * torch.tanh(x_ij / mixer.cap)
     if isinstance(mixer, edits.ALiBi):
         x_ij = x_ij - 4.0 ** -(1 + torch.arange(H)[:, None, None]) * (i - j)
     reach = 7 if isinstance(mixer, edits.Window | edits.WindowedALiBi) else T
@@ -42,14 +44,18 @@ def definition(mixer, x):
     return weights, torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
 
 
+class SoftCapped(variants.SoftCapped):
+    cap = 2.0
+
+
 def with_alibi(cls):
     """The class, with the bias and the window of WindowedALiBi."""
     return type(f"{cls.__name__}WithALiBi", (edits.WindowedALiBi, cls), {})
 
 
-RIVALS = [variants.Softpick, variants.FoX]
-CASES = [(cls, dict(position="rope")) for cls in (Softmax, edits.WindowedALiBi)]
-CASES += [(cls, {}) for cls in (*RIVALS, *map(with_alibi, RIVALS), edits.Window, edits.ALiBi)]
+RIVALS = [SoftCapped, variants.Softpick, variants.FoX]
+CASES = [(cls, dict(position="rope")) for cls in (Softmax, SoftCapped, edits.WindowedALiBi, with_alibi(SoftCapped))]
+CASES += [(cls, {}) for cls in (*RIVALS[1:], *map(with_alibi, RIVALS[1:]), edits.Window, edits.ALiBi)]
 
 
 @torch.no_grad()
@@ -67,11 +73,10 @@ def test_softmax_layers_are_their_definitions_also_where_the_ring_turns(cls, key
 
 
 def test_softpick_is_finite_at_any_score_and_so_is_its_gradient():
-    q = torch.tensor([[[[1e4, 9e3, -1e4], [-200.0, -1e4, 0.0]]]]).requires_grad_()
-    sees = torch.tensor([[True, True, True], [True, True, False]])
-    weights = variants.Softpick.weights(None, q, 3**0.5 * torch.eye(3)[None, None], sees, None)
-    assert weights.tolist() == [[[[1, 0, 0], [0, 0, 0]]]]
-    assert torch.autograd.grad(weights[..., 0].sum(), q)[0].isfinite().all()
+    scores = torch.tensor([[1e4, 9e3, -1e4], [-200.0, -1e4, -torch.inf]]).requires_grad_()
+    weights = variants.softpick(scores)
+    assert weights.tolist() == [[1, 0, 0], [0, 0, 0]]
+    assert torch.autograd.grad(weights[:, 0].sum(), scores)[0].isfinite().all()
 
 
 def test_autocast_does_not_round_the_scores():
