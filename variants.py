@@ -8,6 +8,7 @@ Nobody has to open this file: import it, and `attention` takes the names of MIXE
 A name may stand in a pattern, as in attention="fox,fox,gla".
 """
 
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -205,6 +206,24 @@ class KDAOfFla(KDA):
             self.gates["native"].proj = nn.Linear(proj.in_features, proj.out_features)
 
 
+class GatedDeltaNet2(KDA):
+    """Gated DeltaNet-2 (NVIDIA 2026, "Decoupling Erase and Write in Linear Attention"): KDA with a
+    beta for each channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t
+    S_{t-1} + k_t (w_t * v_t)^T."""
+
+    def beta_widths(self, config) -> list[int]:
+        Hk, H, Dk, Dv = config.head_sizes
+        return [Hk * Dk, H * Dv]
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        p = super().project(x, state, start)
+        erase, write = p.beta.split([p.k[0, 0].numel(), p.v[0, 0].numel()], dim=-1)
+        # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
+        erase, write = erase.view_as(p.k), write.view_as(p.v)
+        v = (write / self.config.beta_max * p.v).to(p.v.dtype)
+        return p._replace(v=v, beta=torch.ones_like(p.beta[..., : self.n_head]), erase=erase * p.k)
+
+
 class DeltaProduct(GatedDeltaNet):
     """Gated DeltaProduct (Siems et al. 2025): Gated DeltaNet with n = 2 steps of the delta rule a
     token.
@@ -336,6 +355,7 @@ model.MIXERS |= {
     "qwen3_next": Qwen3Next,
     "silu_readout": SiLUReadout,
     "kda_fla": KDAOfFla,
+    "gated_deltanet2": GatedDeltaNet2,
     "deltaproduct": DeltaProduct,
     "monarch": Monarch,
 }

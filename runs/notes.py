@@ -20,6 +20,7 @@ READ_BY = {  # the keys that some mixers read and others don't
     "deltanet": {"levels", *OF_DELTA_RULE},
     "kda": {"levels", *OF_DELTA_RULE},
     "kda_fla": {"levels", *OF_DELTA_RULE},
+    "gated_deltanet2": {"levels", *OF_DELTA_RULE},
     "deltaproduct": OF_DELTA_RULE,
     "monarch": set(),
 }  # fmt: skip

@@ -140,7 +140,7 @@ ON_A_GPU = [  # what a model calls beside torch's functions
     ("fla", dict(attention="kda", gate="native+elementwise")), ("chunked", dict(dtype=torch.float64)),
     ("", dict(attention="softmax")), ("chunked", dict(kernels="torch")), ("fla", dict(attention="mamba2")),
     ("fla", dict(attention="gated_deltanet", head_dim=256)),
-    ("chunked", dict(attention="gated_deltanet", head_dim=257))
+    ("chunked", dict(attention="gated_deltanet", head_dim=257)), ("chunked", dict(attention="gated_deltanet2")),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_models import off_its_start
+from test_recurrence import definition
 
 import gate
 import model as model_file
@@ -172,6 +173,17 @@ def test_the_delta_rule_is_its_definition(name, n, beta_max, monkeypatch):
             S = S + torch.einsum("bhk,bhv->bhkv", k[:, t, i], new)
         outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t, 0] / 2, S))
     o = F.rms_norm(torch.stack(outputs, dim=1), [5], mixer.norm.weight, 1e-5)
+    torch.testing.assert_close(mixer(x), o.flatten(2) @ mixer.out_proj.weight.T, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("beta_max", [1, 2])
+def test_gated_deltanet2_is_its_definition(beta_max):
+    mixer, kda, x = make_mixer("gated_deltanet2", beta_max=beta_max), make_mixer("kda", beta_max=beta_max), random_x()
+    qkv, betas = mixer.in_proj.weight.split([3 * C, 2 * C])
+    kda.load_state_dict(mixer.state_dict() | {"in_proj.weight": torch.cat([qkv, betas[:H]])})
+    p, (erase, write) = kda.project(x, None, 0), (x @ betas.T).sigmoid().view(2, T, 2, H, D).unbind(2)
+    keys = dict(log_decay=p.log_decay, beta=torch.ones(2, T, H).double(), erase=beta_max * erase * p.k)
+    o = F.rms_norm(definition(p.q, p.k, write * p.v, **keys)[0], [D], mixer.norm.weight, 1e-5)
     torch.testing.assert_close(mixer(x), o.flatten(2) @ mixer.out_proj.weight.T, rtol=1e-9, atol=1e-11)
 
 
@@ -366,7 +378,7 @@ MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed
     "gla": lambda T: 5 * H * D * D,
     "mamba2": lambda T: 5 * (2 * H) * 8 * D,
     # read once more, under k
-    **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "kda_fla"), lambda T: 7 * H * D * D),
+    **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "kda_fla", "gated_deltanet2"), lambda T: 7 * H * D * D),
     "deltaproduct": lambda T: 2 * 7 * H * D * D,
     # two products with a row of 8, two sigmoids, written and read
     "monarch": lambda T: (2 * 2 * 8 + 2 + 4) * H * 64 * D,

@@ -97,6 +97,7 @@ READS = {  # what of a Projection each matrix of the fused projection changes
     "softmax": ["q", "k", "v"], "cosformer": ["q", "k", "v"], "gla": ["q", "k", "v"], "monarch": ["q", "k", "v"],
     "mamba2": ["v skip", "k", "q", "v log_decay"], "deltanet": ["q", "k", "v", "beta"],
     "gated_deltanet": ["q", "k", "v", "beta", "log_decay"], "kda": ["q", "k", "v", "beta"],
+    "gated_deltanet2": ["q", "k erase", "v", "erase", "v"],
     "deltaproduct": ["q", "k", "k", "v", "v", "beta", "beta", "log_decay"],
 }  # fmt: skip
 
