@@ -8,6 +8,7 @@ Nobody has to open this file: import it, and `attention` takes the names of MIXE
 A name may stand in a pattern, as in attention="fox,fox,gla".
 """
 
+import math
 
 import torch
 import torch.nn as nn
@@ -21,7 +22,7 @@ from mixer import Mixer, Projection
 from model import KDA, GatedDeltaNet, Softmax
 from ops import layers
 from ops.fast import at_least_float32, product
-from ops.layers import FusedLinear, make_conv
+from ops.layers import FusedLinear, RMSNorm, make_conv
 
 # --------------------------------------------------------------------------------------------------
 # Softmax's rivals
@@ -263,7 +264,103 @@ class DeltaProduct(GatedDeltaNet):
 
 
 # --------------------------------------------------------------------------------------------------
-# A state space model
+# State space models
+
+
+class Mamba3(Mixer):
+    """Mamba-3 (Lahoti et al. 2026) in its SISO form: a share r of a token is written at once, the
+    rest with the next.
+
+        S_t = a_t (S_{t-1} + (1 - r_t) dt_t k_{t-1} v_{t-1}^T) + r_t dt_t k_t v_t^T,    a_t = exp(-A_t dt_t)
+
+    All heads share k and q (B and C there), but for a bias and how far pairs are turned: the sum of
+    pi tanh(.) dt. The recurrence runs a token late, when both factors of k v^T are known, and
+    `read` adds the token's own share.
+    """
+
+    native_gate = ("silu", "after norm")
+    is_linear_in_query = False  # the term D x has no q
+
+    def __init__(self, config, gate):
+        H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
+        super().__init__(config, gate, query=(H, N), key=(H, N), value=(H, D))
+        self.parts = (H * D + 2 * N, H, H, H, N // 4)  # v k q, dt, A, r, angle
+        self.in_proj = FusedLinear(config.n_embd, (H * D, N, N, *self.parts[1:]))
+        self.conv = make_conv(config, self.parts[0])
+        self.kq_norm = RMSNorm(2 * N, eps=config.norm_eps)
+        self.kq_norm.groups = 2
+        self.kq_bias, self.dt_bias, self.D = (
+            nn.Parameter(torch.empty(n)) for n in (2 * H * N, H, H)
+        )
+
+    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+        if name == "kq_bias":
+            start.fill_(1.0)
+        else:
+            super().init_parameter(name, start, generator)
+
+    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+        N, n = self.key_width, self.parts[-1]
+        vkq, *rates = self.in_proj(x).split(self.parts, dim=-1)
+        v, kq = self.conv(vkq, state).split([self.parts[0] - 2 * N, 2 * N], dim=-1)
+        dt, A, share, angle = (at_least_float32(y) for y in rates)
+        # (B, T, H)
+        v, dt, share = (
+            v.unflatten(-1, (self.n_head, -1)),
+            F.softplus(dt + self.dt_bias),
+            share.sigmoid(),
+        )
+        angle = (dt[..., None] * math.pi * angle.tanh()[:, :, None]).cumsum(1)  # (B, T, H, n)
+        if state is not None:
+            angle = angle + state["angle"][:, None]
+            state["angle"] = angle[:, -1].remainder(2 * math.pi)
+        kq = self.kq_norm(at_least_float32(kq)).unflatten(-1, (2, 1, N)) + self.kq_bias.view(
+            2, -1, N
+        )
+        pairs, kept = kq.split([2 * n, N - 2 * n], dim=-1)  # (B, T, 2, H, ...)
+        (a, b), cos, sin = (
+            pairs.unflatten(-1, (n, 2)).unbind(-1),
+            angle.cos()[:, :, None],
+            angle.sin()[:, :, None],
+        )
+        pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+        k, q = torch.cat([pairs, kept], dim=-1).to(v.dtype).unbind(2)
+        # (B, T, H, 2), in the place of beta
+        factors = torch.stack([share * dt, (1 - share) * dt], dim=-1)
+        return Projection(
+            q, k, v, -F.softplus(A).clamp(min=1e-4) * dt, factors, skip=self.D[:, None] * v
+        )
+
+    def late(self, p: Projection, state: dict | None) -> tuple[Projection, torch.Tensor]:
+        """What the recurrence computes, with k and v of the token before; the weight of a token's
+        own v (B, T, H)."""
+        (own, rest), before = p.beta.unbind(-1), {}
+        for name, y in (("k", p.k), ("v", p.v), ("own", own)):
+            last = torch.zeros_like(y[:, 0]) if state is None else state[name].to(y.dtype)
+            before[name] = torch.cat([last[:, None], y[:, :-1]], dim=1)
+            if state is not None:
+                state[name] = y[:, -1].clone()  # a view would keep the whole prefill alive
+        k = (p.log_decay.exp() * (before["own"] + rest))[..., None] * before["k"]
+        return p._replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(
+            -1
+        )
+
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+        late, own = self.late(p, state)
+        return super().read(late, state, start) + own[..., None] * p.v
+
+    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
+        widths = dict(k=(self.key_width,), v=(self.value_width,), own=(), angle=(self.parts[-1],))
+        return super().state_shapes(B, length) | {
+            name: (B, self.n_head, *width) for name, width in widths.items()
+        }
+
+    def explicit_weights(self, p: Projection) -> torch.Tensor:
+        late, own = self.late(p, None)
+        return (
+            F.pad(super().explicit_weights(late)[..., 1:], (0, 1))
+            + own.transpose(1, 2).diag_embed()
+        )
 
 
 class Monarch(Mixer):
@@ -357,5 +454,6 @@ model.MIXERS |= {
     "kda_fla": KDAOfFla,
     "gated_deltanet2": GatedDeltaNet2,
     "deltaproduct": DeltaProduct,
+    "mamba3": Mamba3,
     "monarch": Monarch,
 }

@@ -16,6 +16,7 @@ READ_BY = {  # the keys that some mixers read and others don't
     "cosformer": {"levels"},
     "gla": {"levels", "delta_sizes"},
     "mamba2": {"levels", "expand", "state_size"},
+    "mamba3": {"expand", "state_size"},
     "gated_deltanet": {"levels", *OF_DELTA_RULE},
     "deltanet": {"levels", *OF_DELTA_RULE},
     "kda": {"levels", *OF_DELTA_RULE},

@@ -155,7 +155,7 @@ def test_all_parts_measure_every_mixer_and_claim(small_parts, beside_nanogpt, tm
         assert claim["target"] == round(flops.get(claim["name"], 1.0), 4)
 
     mixers = of_any_length()  # monarch's texts have at most 64 tokens
-    assert len(mixers) == 11 and {"softmax", "mamba2"} < set(mixers)
+    assert len(mixers) == 12 and {"softmax", "mamba3"} < set(mixers)
     names = {name: [ratio["name"] for ratio in part["ratios"]] for name, part in parts.items()}
     assert names["length"] == [f"{mixer}: tokens/s at 1,024 / at 1,024" for mixer in mixers]
     assert names["decode"][: len(mixers)] == [f"{mixer}: token at context 4,096 / at 64" for mixer in mixers]

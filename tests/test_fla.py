@@ -29,7 +29,7 @@ needs_the_kernels = pytest.mark.skipif(
 # the interpreter has no bfloat16; float16 stands for half precision
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}  # of the digits a dtype has
 KINDS = [(decay, delta) for decay in ("none", "per head", "per channel") for delta in (False, True)]
-MIXERS = ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda", "deltaproduct"]
+MIXERS = ["cosformer", "gla", "mamba2", "gated_deltanet", "deltanet", "kda", "deltaproduct", "mamba3"]
 
 LAUNCHED: list = []  # names of what a GPU would run
 
@@ -139,7 +139,7 @@ ON_A_GPU = [  # what a model calls beside torch's functions
     ("fla", dict(attention="gla", kernels="fla")), ("fla", dict(gate="native")), ("fla", dict(gate="none")),
     ("fla", dict(attention="kda", gate="native+elementwise")), ("chunked", dict(dtype=torch.float64)),
     ("", dict(attention="softmax")), ("chunked", dict(kernels="torch")), ("fla", dict(attention="mamba2")),
-    ("fla", dict(attention="gated_deltanet", head_dim=256)),
+    ("fla", dict(attention="mamba3")), ("fla", dict(attention="gated_deltanet", head_dim=256)),
     ("chunked", dict(attention="gated_deltanet", head_dim=257)), ("chunked", dict(attention="gated_deltanet2")),
 ]  # fmt: skip
 

@@ -187,6 +187,38 @@ def test_gated_deltanet2_is_its_definition(beta_max):
     torch.testing.assert_close(mixer(x), o.flatten(2) @ mixer.out_proj.weight.T, rtol=1e-9, atol=1e-11)
 
 
+def test_mamba3_is_its_definition_in_complex_numbers():
+    """Lahoti et al. 2026: a share of a token is written at once, the rest with the next; half of the pairs turn."""
+    mixer, x, heads = make_mixer("mamba3", "native"), random_x(), 2 * H
+    v, k, q, dt, A, share, angle = (x @ mixer.in_proj.weight.T).split([2 * C, 8, 8, heads, heads, heads, 2], dim=-1)
+    v, dt, share = v.view(2, T, heads, D), F.softplus(dt + mixer.dt_bias)[..., None], share.sigmoid()[..., None]
+    angle = F.pad((math.pi * dt * angle.tanh()[:, :, None]).cumsum(1), (0, 2))  # (2, T, heads, 4)
+    own, later, a = share * dt, (1 - share) * dt, (-F.softplus(A)[..., None] * dt).exp()[..., None]
+    parts = zip((k, q), mixer.kq_norm.weight.view(2, 8), mixer.kq_bias.view(2, heads, 8), strict=True)
+    k, q = (F.rms_norm(y, [8], weight, 1e-5)[:, :, None] + bias for y, weight, bias in parts)
+    q, k = (torch.view_as_complex(y.view(2, T, heads, 4, 2)) * torch.polar(angle * 0 + 1, angle) for y in (q, k))
+    kv, S, outputs = k[..., None] * v[..., None, :], 0, []
+    for t in range(T):
+        S = a[:, t] * (S + (later[:, t, ..., None] * kv[:, t - 1] if t else 0)) + own[:, t, ..., None] * kv[:, t]
+        outputs.append((q[:, t, :, None].conj() @ S).real.squeeze(2) + mixer.D[:, None] * v[:, t])
+    o = torch.stack(outputs, dim=1).flatten(2) * F.silu(x @ mixer.gates["native"].proj.weight.T)
+    torch.testing.assert_close(mixer(x), o @ mixer.out_proj.weight.T, rtol=1e-9, atol=1e-11)
+
+
+def test_mamba3_forgets_in_every_token_however_small_its_a():
+    """A is softplus of a projection, which would round to zero: below 1e-4 it is 1e-4."""
+    mixer, x = make_mixer("mamba3"), random_x()
+    with torch.no_grad():
+        rates = mixer.in_proj(x).split(mixer.parts, dim=-1)
+        dt = F.softplus(rates[1] + mixer.dt_bias)
+    heads = mixer.n_head
+    first_of_a = mixer.parts[0] + heads
+    with torch.no_grad():
+        mixer.in_proj.weight[first_of_a : first_of_a + heads] = -1e3 * x[0, 0]  # softplus(-1e3 |x|^2) = 0
+    log_decay = mixer.project(x[:1, :1], None, 0).log_decay
+    torch.testing.assert_close(log_decay, -1e-4 * dt[:1, :1])
+
+
 def test_monarch_is_its_definition_in_dense_matrices():
     """Its transition as a product of four 64 x 64 matrices. P is a permutation, and every block is orthogonal."""
     mixer, x, n = make_mixer("monarch"), random_x(), 64
@@ -277,6 +309,8 @@ def test_parameters_start_as_promised_and_layers_with_weights_of_their_own(name)
         assert (many.min() < 1.0) == (name != "mamba2") and many.max() > 15.5
         assert dt.min() >= 0.00099 and dt.max() <= 0.101
         assert abs(start[mixer + "conv.weight"]).max() <= 0.5
+    if name == "mamba3":
+        assert all((start[mixer + key] == 1).all() for key in ("D", "kq_bias"))
     if name == "monarch":
         assert (start[mixer + "block_gates.bias"] == 4).all() and abs(start[mixer + "skew"].std() - 0.02) < 0.001
     assert all((p == 1).all() for key, p in start.items() if "norm" in key)
@@ -376,7 +410,7 @@ MIXING = {  # of one layer at context T: a multiply-add is 2; a state is decayed
     "softmax": lambda T: 2 * (2 * H * D) * (T + 1) / 2,
     "cosformer": lambda T: 5 * H * (2 * D) * D,
     "gla": lambda T: 5 * H * D * D,
-    "mamba2": lambda T: 5 * (2 * H) * 8 * D,
+    **dict.fromkeys(("mamba2", "mamba3"), lambda T: 5 * (2 * H) * 8 * D),
     # read once more, under k
     **dict.fromkeys(("gated_deltanet", "deltanet", "kda", "kda_fla", "gated_deltanet2"), lambda T: 7 * H * D * D),
     "deltaproduct": lambda T: 2 * 7 * H * D * D,

@@ -98,6 +98,7 @@ READS = {  # what of a Projection each matrix of the fused projection changes
     "mamba2": ["v skip", "k", "q", "v log_decay"], "deltanet": ["q", "k", "v", "beta"],
     "gated_deltanet": ["q", "k", "v", "beta", "log_decay"], "kda": ["q", "k", "v", "beta"],
     "gated_deltanet2": ["q", "k erase", "v", "erase", "v"],
+    "mamba3": ["v skip", "k", "q", "q k log_decay beta", "log_decay", "beta", "q k"],
     "deltaproduct": ["q", "k", "k", "v", "v", "beta", "beta", "log_decay"],
 }  # fmt: skip
 
