@@ -18,10 +18,10 @@ import model
 from base.configurator import UserError
 from gate import ZeroLinear
 from keys import GPTConfig
-from mixer import READOUT_NORMS, Mixer, Projection
+from mixer import Mixer, Projection
 from model import KDA, GatedDeltaNet, Softmax
 from ops import layers
-from ops.fast import Product, at_least_float32
+from ops.fast import at_least_float32, product
 from ops.layers import FusedLinear, RMSNorm, make_conv
 
 # --------------------------------------------------------------------------------------------------
@@ -105,17 +105,8 @@ class ZeroSink(Softmax):
 
     Subclasses have another logit, `sink_logit`. The weights of the keys then sum to
     sigmoid(log_sum - logit), where log_sum is the logarithm of the sum of the scores'
-    exponentials: a headwise gate.
+    exponentials: a headwise gate, which a readout_norm would cancel.
     """
-
-    @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
-        super().check(name, config)
-        norm = cls.norm_of(config)
-        if norm in READOUT_NORMS:
-            raise UserError(
-                f"readout_norm={norm!r}: it cancels the sink of {name}, which is one factor a head"
-            )
 
     def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, T, C) -> the sink's logit for each query (B, H, T)."""
@@ -125,10 +116,19 @@ class ZeroSink(Softmax):
         return super().project(x, state, start)._replace(sink=self.sink_logit(x))
 
     def attend(self, q, k, v, mask, p: Projection) -> torch.Tensor:
+        """torch's kernels read a first key, whose value is zero. In one more channel it has a 1, the
+        other keys a 0, and a query the logit times sqrt(D). Kernels want v as wide."""
         T, D = q.shape[2:]
-        scale = D**-0.5
-        q, k, v, mask = with_sink(q, k, v, mask, p.sink / scale)
-        o = layers.attention(q, k, v, mask, scale)
+        score = p.sink[..., None] / D**-0.5
+        q = torch.cat([q, score.to(q.dtype)], dim=-1)  # (B, H, T, D + 1)
+        if mask is None and T > 1:
+            # a text is read causally: a query of zeros keeps every query level with its own key
+            q = F.pad(q, (0, 0, 1, 0))
+        k, v = (F.pad(x, (0, 1, 1, 0)) for x in (k, v))  # (B, Hk, 1 + S, D + 1)
+        k[:, :, 0, -1] = 1.0
+        if mask is not None:
+            mask = F.pad(mask, (1, 0), value=mask.dtype == torch.bool)  # true, or 0.0
+        o = layers.attention(q, k, v, mask, D**-0.5)
         return o[:, :, -T:, :D]
 
     def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
@@ -167,25 +167,6 @@ class TokenSink(ZeroSink):
 
     def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
         return self.sink["proj"](x).mT
-
-
-def with_sink(q, k, v, mask, score: torch.Tensor) -> tuple:
-    """q, k, v and mask with a first key whose value is zero; score (B, H, T): its product with each
-    query.
-
-    Append a channel: the sink's score in q, 1 in the sink's key, 0 elsewhere; kernels want v as
-    wide. Where a text is read causally, a first query of zeros, whose output is to be dropped, keeps
-    every query level with its own key.
-    """
-    is_causal = mask is None and q.shape[2] > 1
-    q = torch.cat([q, score[..., None].to(q.dtype)], dim=-1)
-    k, v = (F.pad(x, (0, 1, 1, 0)) for x in (k, v))
-    k[:, :, 0, -1] = 1.0
-    if is_causal:
-        q = F.pad(q, (0, 0, 1, 0))
-    if mask is not None:
-        mask = F.pad(mask, (1, 0), value=mask.dtype == torch.bool)  # true, or 0.0
-    return q, k, v, mask
 
 
 # --------------------------------------------------------------------------------------------------
@@ -439,13 +420,12 @@ class Monarch(Mixer):
         A, one = A - A.mT, torch.eye(self.m, dtype=A.dtype, device=A.device)
         return torch.linalg.solve_ex(one + A, one - A)[0]  # solve would wait for a GPU
 
-    def turned(
-        self, p: Projection, v: torch.Tensor, S: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The readout (B, T, H, D) of v (B, T, H, D) from the state S (B, H, n, D) on, and the
-        state behind it."""
+    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+        if state is None:
+            state = self.init_state(len(p.v), p.v.device, p.v.dtype)
         q, k, v, S = (
-            at_least_float32(y) for y in (p.q[..., None, :], p.k[..., None], v[..., None, :], S)
+            at_least_float32(y)
+            for y in (p.q[..., None, :], p.k[..., None], p.v[..., None, :], state["S"])
         )
         # (B, T, H, 2, m, 1, 1)
         gates, outputs = p.log_decay.exp().unflatten(-1, (2, self.m, 1, 1)), []
@@ -453,24 +433,12 @@ class Monarch(Mixer):
             L, R = self.blocks()
             for q_t, k_t, v_t, gate in zip(*(y.unbind(1) for y in (q, k, v, gates)), strict=True):
                 S = S.unflatten(2, (self.m, self.m))  # (B, H, m, m, D)
-                S = (gate[:, :, 1] * Product.apply(R, S)).transpose(2, 3)
-                S = (gate[:, :, 0] * Product.apply(L, S)).transpose(2, 3)
+                S = (gate[:, :, 1] * product(R, S)).transpose(2, 3)
+                S = (gate[:, :, 0] * product(L, S)).transpose(2, 3)
                 S = S.flatten(2, 3) + k_t * v_t
-                outputs.append(Product.apply(q_t, S))  # (B, H, 1, D)
-        return torch.cat(outputs, dim=2).transpose(1, 2), S
-
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
-        state = self.init_state(len(p.v), p.v.device, p.v.dtype) if state is None else state
-        o, state["S"] = self.turned(p, p.v, state["S"])
-        return o
-
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
-        B, T, H = p.v.shape[:3]
-        # v of each token
-        one_hot = torch.eye(T, device=p.v.device, dtype=p.v.dtype)[:, None].expand(B, -1, H, -1)
-        return self.turned(p, one_hot, one_hot.new_zeros(B, H, self.key_width, T))[0].transpose(
-            1, 2
-        )
+                outputs.append(product(q_t, S))  # (B, H, 1, D)
+        state["S"] = S
+        return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
 model.MIXERS |= {

@@ -45,6 +45,9 @@ class Product(Function):
         return (dy @ b.mT).sum_to_size(a.shape), (a.mT @ dy).sum_to_size(b.shape)
 
 
+product = Product.apply
+
+
 class PlainWeights(Function):
     """(q @ k.mT).tril(), q, k: recurrence.weights without a decay. The gradients of q and k add up
     inside a product: 4% of a step."""

@@ -243,27 +243,23 @@ class Angles(nn.Module):
     """cos and sin of the angles of positions: angles(x, start) -> (T, 1, n) each, for x (B, T,
     ...), in x's dtype.
 
-    Those of the first positions are in a buffer that no checkpoint holds. It is made again, twice
-    as long, where positions go past it. A graph reads it, or computes the angles, and never makes
-    it.
+    Those of the first positions are in a table. It is made again, twice as long, where positions go
+    past it, or where the dtype or device is another one. A graph reads it, or computes the angles,
+    and never makes it.
     """
-
-    table: Tensor | None  # (2, length, 1, n)
 
     def __init__(self, frequency_of: Callable, *settings):
         """frequency_of(*settings) -> the angles of one position, float64 (n,) on the CPU, and a
         factor on cos, sin."""
         super().__init__()
         self.settings = (frequency_of, *settings)
-        self.register_buffer("table", None, persistent=False)
+        self.table: Tensor | None = None  # (2, length, 1, n)
 
     def forward(self, x: Tensor, start: int) -> tuple[Tensor, ...]:
-        end, table = start + x.shape[1], self.table
-        if (
-            table is None
-            or end > table.shape[1]
-            or (table.dtype, table.device) != (x.dtype, x.device)
-        ):
+        end = start + x.shape[1]
+        table = self.table
+        is_other = table is None or (table.dtype, table.device) != (x.dtype, x.device)
+        if is_other or end > table.shape[1]:
             if torch.compiler.is_compiling() or type(x) is not Tensor:
                 return self.computed(start, end, x.dtype, x.device)
             table = self.make(2 * end, x.dtype, x.device)
@@ -285,13 +281,6 @@ class Angles(nn.Module):
             (amplitude * y).to(dtype).to(device, non_blocking=is_async)
             for y in (angle.cos(), angle.sin())
         )
-
-    def _apply(self, fn, recurse=True):
-        """Takes the table to the model's device, and not to its dtype, which would round the
-        angles."""
-        if self.table is not None:
-            self.table = self.table.to(fn(self.table[:0]).device)
-        return self
 
 
 def l2_norm(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from ops.fast import Inverse, Product, at_least_float32
+from ops.fast import Inverse, at_least_float32, product
 from ops.recurrence import prepare, to_chunks, weights
 
 
@@ -75,7 +75,7 @@ def chunked(
                 is_last = level == len(states) - 1
                 # it holds a block
                 if first >> (level - 1) & 1 or (is_last and first >> (level - 1)):
-                    o = o + levels[:, part, :, level, None].transpose(1, 2) * Product.apply(
+                    o = o + levels[:, part, :, level, None].transpose(1, 2) * product(
                         read, states[level]
                     )
                     states[level] = _times(through, states[level])
@@ -104,11 +104,11 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
     if beta is not None:
         u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
         inverse = Inverse.apply((u * beta).tril(-1)) * beta.mT
-        inside, write = Product.apply(inside, inverse), Product.apply(write, inverse)
-        read = read - Product.apply(inside, from_start)
+        inside, write = product(inside, inverse), product(write, inverse)
+        read = read - product(inside, from_start)
         eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
-        through = through * eye - Product.apply(write, from_start)
-    o, state = Product.apply(inside * factors(levels), v), Product.apply(write, v)
+        through = through * eye - product(write, from_start)
+    o, state = product(inside * factors(levels), v), product(write, v)
     read = read.expand(*o.shape[:-1], -1)
     # 2. two neighbours become one: the right one reads the left one's state, at one level
     while o.shape[2] > 1:
@@ -125,11 +125,9 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
             (left, right),
             (_, lambda_right),
         ) = pairs
-        o_right = torch.addcmul(o_right, lambda_right, Product.apply(read_right, S_left))
+        o_right = torch.addcmul(o_right, lambda_right, product(read_right, S_left))
         # what the right one reads of the state before both has gone through the left one
-        read_right = (
-            read_right * left.mT if left.shape[-1] == 1 else Product.apply(read_right, left)
-        )
+        read_right = read_right * left.mT if left.shape[-1] == 1 else product(read_right, left)
         o, read = torch.cat([o_left, o_right], 3), torch.cat([read_left, read_right], 3)
         state, through = S_right + _times(right, S_left), _times(right, left)
         levels, size = levels.unflatten(2, (-1, 2)).flatten(3, 4), 2 * size
@@ -138,7 +136,7 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
 
 def _times(through, S):
     """What a block makes of a state, or of what an earlier block does."""
-    return through * S if through.shape[-1] == 1 else Product.apply(through, S)
+    return through * S if through.shape[-1] == 1 else product(through, S)
 
 
 class Levels(nn.Module):

@@ -33,8 +33,8 @@ from ops.fast import (
     HeadWeights,
     Inverse,
     PlainWeights,
-    Product,
     at_least_float32,
+    product,
 )
 
 # exp(-104) is 0 in float32. A lower logarithm would only cost digits in the sums, and -inf - -inf
@@ -54,12 +54,12 @@ def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=N
             # share beta of v
             if beta_t is not None:
                 erase_t = k_t if erase_t is None else erase_t
-                v_t = beta_t * (v_t - Product.apply(erase_t if a is None else erase_t * a, S))
+                v_t = beta_t * (v_t - product(erase_t if a is None else erase_t * a, S))
             # 2. the state decays and takes up the token
             new = k_t.mT * v_t
             S = new.add_(S) if a is None else new.addcmul_(a.mT, S)  # (B, H, Dk, Dv)
             # 3. the readout
-            outputs.append(Product.apply(q_t, S))
+            outputs.append(product(q_t, S))
         o = torch.cat(outputs, dim=2) if outputs else S[:, :, :0]
     return o.transpose(1, 2), S
 
@@ -114,12 +114,12 @@ def chunked(
         if beta is not None:
             u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
             inverse = Inverse.apply((u * beta).tril(-1)) * beta.mT
-            v, w = Product.apply(inverse, v), Product.apply(inverse, from_start)
+            v, w = product(inverse, v), product(inverse, from_start)
         # 3. and 4. the readout and the states, which are not needed inside a single chunk that
         # begins with zeros
         if is_empty and v.shape[2] == 1:
-            o = Product.apply(inside, v)
-            S = Product.apply(k_to_end.mT, v)[:, :, 0].expand_as(S)
+            o = product(inside, v)
+            S = product(k_to_end.mT, v)[:, :, 0].expand_as(S)
         else:
             tensors = (inside, q_from_start, k_to_end, v, w, decay)
             o, S = Chunks.apply(*(_flat(x, S.shape[1]) for x in tensors), S)
@@ -142,7 +142,7 @@ def quadratic(q, k, *, log_decay=None, beta=None, erase=None) -> Tensor:
         if beta is not None:
             u = weights(k if erase is None else erase, k, log_decay)[0]
             inverse = Inverse.apply((u * beta).tril(-1))
-            w = Product.apply(w, inverse) * beta.mT
+            w = product(w, inverse) * beta.mT
     return w[:, :, 0, :T, :T]
 
 

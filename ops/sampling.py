@@ -65,18 +65,16 @@ def check_prompt(model, idx: torch.Tensor, max_new_tokens: int) -> None:
     """Raises UserError for a prompt that cannot be gone on from so far; warns if layers will forget
     tokens."""
     window, vocab_size, T = model.config.block_size, model.config.vocab_size, idx.shape[1]
-    end, most = T + max_new_tokens, most_new_tokens(model, T)
+    end = T + max_new_tokens
     if idx.numel() == 0:
         raise UserError("the prompt is empty: a sample needs at least one token to go on from")
     bad = [i for i in idx.flatten().tolist() if not 0 <= i < vocab_size]
     if bad:
         raise UserError(f"the prompt has token id {bad[0]}; the model knows 0 to {vocab_size - 1}")
-    if max_new_tokens > most:
-        works = (
-            f"max_new_tokens={most} works; or " * (most > 0) + f"shorten the prompt, of {T} tokens"
-        )
+    if max_new_tokens > most_new_tokens(model, T):
         raise UserError(
-            f"position {end - 1} is past block_size={window}, where its state ends: {works}"
+            f"position {end - 1} is past block_size={window}, where its state ends: the prompt, of "
+            f"{T} tokens, and max_new_tokens may have {window + 1} together"
         )
     if end > window and any(block.mixer.past_block_size == "rolls" for block in model.blocks):
         warnings.warn(

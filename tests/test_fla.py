@@ -5,7 +5,6 @@ runs in a process of its own, `interpreter`, and hands numbers back.
 """
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import multiprocessing
 import os
@@ -124,10 +123,10 @@ class Launches(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("version", "is_used"), [("0.4.2.post1", False), ("0.5", True), ("0.10.1", True)])
-def test_fla_is_used_from_its_lowest_version_on_where_there_is_a_gpu(monkeypatch, helpers, version, is_used):
+@pytest.mark.parametrize("is_used", [False, True])
+def test_fla_is_used_where_it_is_installed_and_there_is_a_gpu(monkeypatch, helpers, is_used):
     monkeypatch.setattr(kernels, "has_fla", kernels.has_fla.__wrapped__)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if is_used else None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "needs a GPU" in helpers.error_of(GPTConfig, attention="gla", kernels="fla")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

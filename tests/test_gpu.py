@@ -76,18 +76,21 @@ def test_the_products_of_a_step_are_the_flops_that_the_model_declares():
     assert declared < counted < 1.1 * declared
 
 
-def test_the_angles_are_in_one_float32_buffer_that_a_compiled_step_reads_and_no_checkpoint_holds():
+def test_the_angles_are_in_one_float32_table_that_a_compiled_step_reads_and_no_checkpoint_holds():
     config = train.TrainConfig(**SMALL | dict(attention="softmax,cosformer,softmax", n_layer=3, block_size=10**12))
     model, idx = GPT(config), torch.zeros(1, 20, dtype=torch.long)
     parallel.share_out(model, config, SimpleNamespace(device="cpu", world_size=1), compiled=True, dtype="float32")
-    assert [tuple(table.shape) for table in model.buffers()] == [(2, 65_536, 1, 8), (2, 65_536, 1, 1)]
+    angles = [block.mixer.angles for block in model.blocks]
+    assert [tuple(each.table.shape) for each in angles[:2]] == [(2, 65_536, 1, 8), (2, 65_536, 1, 1)]
+    assert angles[2] is angles[0]
     assert not any("table" in name for name in model.state_dict())
     explained = torch._dynamo.explain(model)(idx, idx)
     torch._dynamo.reset()
     (graph,) = explained.graphs
     assert not any("cos" in str(node.target) for node in graph.graph.nodes)
-    assert {table.dtype for table in model.to(torch.bfloat16).buffers()} == {torch.float32}
-    checkpoints.build_model(config, model.state_dict(), "memory")(idx)  # made without a buffer
+    model.to(torch.bfloat16)(idx)
+    assert {each.table.dtype for each in angles} == {torch.float32}
+    checkpoints.build_model(config, model.state_dict(), "memory")(idx)  # made without a table
 
 
 @pytest.mark.parametrize("name", ["softmax", "gla", "gated_deltanet"])

@@ -90,7 +90,7 @@ def test_the_angles_of_the_first_positions_are_kept_and_those_past_them_are_comp
     with torch.inference_mode():  # which may ask first
         angles(torch.zeros(2, 5, 3, 6), 7)
     table = angles.table
-    assert table.shape == (2, 24, 1, 3) and not angles.state_dict() and [*angles.buffers()] == [table]
+    assert table.shape == (2, 24, 1, 3) and not angles.state_dict()
     for dtype, start in ((torch.float32, 0), (torch.float32, 19), (torch.float32, 20), (torch.float64, 20)):
         x = torch.zeros(2, 5, 3, 6, dtype=dtype, requires_grad=True)
         rotate(x, start, angles).sum().backward()

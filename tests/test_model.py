@@ -364,7 +364,6 @@ REFUSED = [
     (dict(attention="gla,monarch", block_size=65), "monarch takes at most 64; it runs token by token, since"),
     (dict(attention="deltanet", beta_max=1.5), "beta_max=1.5: must be one of 1.0, 2.0"),
     (dict(attention="softmax,gla", bias=True), "gla has no biases; leave bias out"),
-    (dict(attention="sink_head", readout_norm="rms"), "it cancels the sink of sink_head"),
     (dict(readout_norm="denominator"), "its weights sum to one already"),
     (dict(levels="log_linear"), "no layer of softmax has a recurrent state"),
 ]

@@ -218,7 +218,9 @@ def test_past_block_size_a_state_that_ends_is_refused(keys):
     model = make_model(**keys)
     with pytest.raises(UserError, match="position 82 is past block_size=40"):
         model.generate(torch.zeros(1, 3, dtype=torch.long), 2 * T)
-    with pytest.raises(UserError, match="where its state ends: shorten the prompt, of 41 tokens"):
+    with pytest.raises(
+        UserError, match="its state ends: the prompt, of 41 tokens, and max_new_tokens may have 41 together"
+    ):
         model.generate(torch.zeros(1, T + 1, dtype=torch.long), 1)
     with pytest.raises(UserError, match="past block_size=40"):  # also where nobody asks for a token
         model(torch.zeros(1, T + 1, dtype=torch.long))
