@@ -1,7 +1,7 @@
 """Measures speed and memory; prints what it finds, and writes it to a file per part.
 
     python bench.py gpu                            whether a GPU computes the same, and how fast
-    python bench.py all --against=PATH/model.py    every part; the file is nanoGPT's own, which is not kept here
+    python bench.py all --against=PATH/model.py    every part, beside nanoGPT's own model.py
 
 Absolute times of a shared machine mean little: here two sides run in turn in one process, with the
 same number of threads, and their order changes from pair to pair. What is reported is the median of
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         files.find_path(config.against)
     elif BESIDE_NANOGPT & set(config.what):
         raise UserError(
-            "against=None: train and gaterun run nanoGPT, too; name its model.py with --against=PATH"
+            "against=None: train and gaterun run nanoGPT, too; add --against=PATH of its model.py"
         )
     config.threads = cpu_threads(config.threads)
     torch.set_num_threads(config.threads)

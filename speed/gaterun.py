@@ -35,7 +35,10 @@ SIZES = ("n_layer", "n_head", "n_embd", "block_size")  # those of our keys that 
 CONTEXT = 64
 MOST_PARAMETERS = 828_544  # nanoGPT's, with 256 ids
 LONG = "--max_iters=960 --warmup_iters=48"
+TWICE = "--batch_size=24 --max_iters=120 --warmup_iters=6"
 GATE = "--gate=elementwise --match_params=true"
+FROM_ONE = f"{GATE} --gate_activation=sigmoid2"
+NATIVE = "--gate=native"
 RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be run by itself
     "AdamW": "config/shakespeare_char.py --max_iters=1050 --learning_rate=2e-3 --min_lr=1e-4",
     "record": "config/gaterun.py",
@@ -46,14 +49,14 @@ RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be
     "RoPE's usual base": "config/gaterun.py --rope_base=10_000",
     "four layers of 128": "config/gaterun.py --n_layer=4 --n_embd=128 --n_head=4",
     "wsd": "config/gaterun.py --schedule=wsd --decay_iters=120",
-    "twice the batch, half the steps": "config/gaterun.py --batch_size=24 --max_iters=120 --warmup_iters=6",
+    "twice the batch, half the steps": f"config/gaterun.py {TWICE}",
     "out_proj from near zero": "config/gaterun.py --out_init_scale=0.01",
-    "Gated DeltaNet": "config/gaterun.py --attention=gated_deltanet --gate=native",
-    "Gated DeltaNet, then softmax": "config/gaterun.py --attention=gated_deltanet,softmax --gate=native",
+    "Gated DeltaNet": f"config/gaterun.py --attention=gated_deltanet {NATIVE}",
+    "Gated DeltaNet, then softmax": f"config/gaterun.py --attention=gated_deltanet,softmax {NATIVE}",
     "a gate from a half": f"config/gaterun.py {GATE}",
-    "a gate from one": f"config/gaterun.py {GATE} --gate_activation=sigmoid2",
+    "a gate from one": f"config/gaterun.py {FROM_ONE}",
     "four times as long": f"config/gaterun.py {LONG}",
-    "four times as long, a gate from one": f"config/gaterun.py {LONG} {GATE} --gate_activation=sigmoid2",
+    "four times as long, a gate from one": f"config/gaterun.py {LONG} {FROM_ONE}",
 }
 
 
@@ -116,7 +119,7 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     parameters = sum(p.numel() for p in side.model.parameters())
     if name != NANOGPT and parameters > MOST_PARAMETERS:
         raise UserError(
-            f"{name}: has {parameters:,} parameters; a recipe has at most nanoGPT's {MOST_PARAMETERS:,}"
+            f"{name}: {parameters:,} parameters are more than nanoGPT's {MOST_PARAMETERS:,}"
         )
     of_run = dict(seed=seed, batch_size=train.batch_size, block_size=CONTEXT)
     seconds = 0.0

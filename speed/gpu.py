@@ -2,7 +2,7 @@
 
     python bench.py gpu --seconds=535              every part of PARTS
     python bench.py gpu --parts=mixers,decode      these alone; the rows of earlier calls stay
-    python bench.py gpu --rehearse                 on the CPU, tiny: whether every part runs, and no speed
+    python bench.py gpu --rehearse                 on the CPU, tiny: whether every part runs
 
 Each part is a process of its own with a limit of seconds. Those that time nothing run first, side
 by side, and the others one by one. A row is a line of out_dir/gpu.jsonl as soon as it is known, so

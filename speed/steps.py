@@ -100,8 +100,8 @@ def decode(config: BenchConfig, rows: Rows) -> None:
 
 
 def profile(config: BenchConfig, rows: Rows) -> None:
-    """The parts of a plain step, each with the device synchronised; torch's table of the kernels of
-    a plain and of a compiled step is written to out_dir/kernels_plain.txt and kernels_compiled.txt."""
+    """The parts of a plain step, each with the device synchronised. Writes torch's tables of the
+    kernels of a step to out_dir/kernels_plain.txt and kernels_compiled.txt."""
     side = make_side(config)
     losses: list[torch.Tensor] = []
     for _ in range(WARM_UP):  # the last step counts
