@@ -25,8 +25,9 @@ from data.shards import open_dataset
 from keys import TrainConfig
 from ops import IGNORE
 from speed.config import BenchConfig
-from speed.measure import NANOGPT, Report, Side, in_new_processes
-from study.stats import exact_interval, sign_flip_test
+from speed.measure import NANOGPT, Side, in_new_processes
+from speed.rows import Rows
+from study.stats import sign_flip_test
 from train import learning_rate, model_args
 
 OF_NANOGPT = "config/shakespeare_char.py"  # its recipe for a CPU, by our names
@@ -34,7 +35,10 @@ SIZES = ("n_layer", "n_head", "n_embd", "block_size")  # those of our keys that 
 CONTEXT = 64
 MOST_PARAMETERS = 828_544  # nanoGPT's, with 256 ids
 LONG = "--max_iters=960 --warmup_iters=48"
+TWICE = "--batch_size=24 --max_iters=120 --warmup_iters=6"
 GATE = "--gate=elementwise --match_params=true"
+FROM_ONE = f"{GATE} --gate_activation=sigmoid2"
+NATIVE = "--gate=native"
 RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be run by itself
     "AdamW": "config/shakespeare_char.py --max_iters=1050 --learning_rate=2e-3 --min_lr=1e-4",
     "record": "config/gaterun.py",
@@ -45,23 +49,18 @@ RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be
     "RoPE's usual base": "config/gaterun.py --rope_base=10_000",
     "four layers of 128": "config/gaterun.py --n_layer=4 --n_embd=128 --n_head=4",
     "wsd": "config/gaterun.py --schedule=wsd --decay_iters=120",
-    "twice the batch, half the steps": "config/gaterun.py --batch_size=24 --max_iters=120 --warmup_iters=6",
+    "twice the batch, half the steps": f"config/gaterun.py {TWICE}",
     "out_proj from near zero": "config/gaterun.py --out_init_scale=0.01",
-    "Gated DeltaNet": "config/gaterun.py --attention=gated_deltanet --gate=native",
-    "Gated DeltaNet, then softmax": "config/gaterun.py --attention=gated_deltanet,softmax --gate=native",
+    "Gated DeltaNet": f"config/gaterun.py --attention=gated_deltanet {NATIVE}",
+    "Gated DeltaNet, then softmax": f"config/gaterun.py --attention=gated_deltanet,softmax {NATIVE}",
     "a gate from a half": f"config/gaterun.py {GATE}",
-    "a gate from one": f"config/gaterun.py {GATE} --gate_activation=sigmoid2",
+    "a gate from one": f"config/gaterun.py {FROM_ONE}",
     "four times as long": f"config/gaterun.py {LONG}",
-    "four times as long, a gate from one": f"config/gaterun.py {LONG} {GATE} --gate_activation=sigmoid2",
-}
-GATED = {  # {recipe: the same without a gate}
-    "a gate from a half": "record",
-    "a gate from one": "record",
-    "four times as long, a gate from one": "four times as long",
+    "four times as long, a gate from one": f"config/gaterun.py {LONG} {FROM_ONE}",
 }
 
 
-def bench_gaterun(config: BenchConfig, report: Report) -> None:
+def gaterun(config: BenchConfig, rows: Rows) -> None:
     names = [name for name in RECIPES if name in config.recipes or "all" in config.recipes]
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(sys.stderr):
@@ -71,51 +70,32 @@ def bench_gaterun(config: BenchConfig, report: Report) -> None:
         text = {}
         for name, split in open_dataset(folder).meta["splits"].items():
             text[name] = split["shards"][0]["sha256"]
-        report.row(sha256_of_text=text, python=platform.python_version())
+        rows.write("text", sha256_of_text=text, python=platform.python_version())
         tasks = []
         for seed in config.seeds:
             for name in (NANOGPT, *names):
                 tasks.append((config, folder, seed, name))
         found = in_new_processes(run_of, tasks, at_once=config.threads)
-    sides = {}
+    theirs = [run for run in found if run["side"] == NANOGPT]
     for name in (NANOGPT, *names):
-        runs = [run for run in found if run["side"] == name]
-        sides[name] = runs
-        gains = [a["val_loss"] - b["val_loss"] for a, b in zip(sides[NANOGPT], runs, strict=True)]
-        losses = [run["val_loss"] for run in runs]
-        report.row(
-            side=name,
-            steps=runs[0]["steps"],
-            parameters=runs[0]["parameters"],
-            cpu_seconds=statistics.fmean(run["cpu_seconds"] for run in runs),
+        ours = [run for run in found if run["side"] == name]
+        losses = [run["val_loss"] for run in ours]
+        gains = [a["val_loss"] - b["val_loss"] for a, b in zip(theirs, ours, strict=True)]
+        seconds = [run["cpu_seconds"] for run in ours]
+        rows.write(
+            name,
+            steps=ours[0]["steps"],
+            parameters=ours[0]["parameters"],
+            cpu_seconds=statistics.fmean(seconds),
             val_loss=statistics.fmean(losses),
             spread=statistics.stdev(losses) if len(losses) > 1 else 0.0,
             p=sign_flip_test(gains, alternative="greater"),
             command=RECIPES.get(name),
-            runs=runs,
+            runs=ours,
         )
-        if name != NANOGPT and len(runs) > 5:
-            ours, theirs = (
-                [run["cpu_seconds"] for run in of_side] for of_side in (runs, sides[NANOGPT])
-            )
-            report.ratio(f"{name}: processor time, ours / nanoGPT's", ours, theirs)
-    for row in gains_of_gates(report.rows):
-        report.row(**row)
-
-
-def gains_of_gates(rows: list[dict]) -> list[dict]:
-    """By how much a gate lowers the loss of the same recipe: the mean over the seeds, its exact 95%
-    interval, and a two-sided p. None: an end that too few seeds leave open."""
-    runs = {row["side"]: row["runs"] for row in rows if "side" in row}
-    found = []
-    for gated, base in GATED.items():
-        if gated in runs and base in runs:
-            pairs = zip(runs[base], runs[gated], strict=True)
-            values = [a["val_loss"] - b["val_loss"] for a, b in pairs]
-            interval = [end if abs(end) < float("inf") else None for end in exact_interval(values)]
-            about = dict(lower_by=statistics.fmean(values), p=sign_flip_test(values))
-            found.append(dict(gated=gated, over=base, interval=interval) | about)
-    return found
+        if name != NANOGPT and len(ours) > 5:
+            of_theirs = [run["cpu_seconds"] for run in theirs]
+            rows.ratio(f"{name}: processor time, ours / nanoGPT's", seconds, of_theirs)
 
 
 def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
@@ -139,7 +119,7 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     parameters = sum(p.numel() for p in side.model.parameters())
     if name != NANOGPT and parameters > MOST_PARAMETERS:
         raise UserError(
-            f"{name}: has {parameters:,} parameters; a recipe has at most nanoGPT's {MOST_PARAMETERS:,}"
+            f"{name}: {parameters:,} parameters are more than nanoGPT's {MOST_PARAMETERS:,}"
         )
     of_run = dict(seed=seed, batch_size=train.batch_size, block_size=CONTEXT)
     seconds = 0.0
@@ -166,5 +146,4 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
         parameters=parameters,
         cpu_seconds=seconds,
         val_loss=total / labels,
-        labels=labels,
     )

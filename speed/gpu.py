@@ -2,12 +2,11 @@
 
     python bench.py gpu --seconds=535              every part of PARTS
     python bench.py gpu --parts=mixers,decode      these alone; the rows of earlier calls stay
-    python bench.py gpu --rehearse                 on the CPU, tiny: whether every part runs, and no speed
+    python bench.py gpu --rehearse                 on the CPU, tiny: whether every part runs
 
 Each part is a process of its own with a limit of seconds. Those that time nothing run first, side
 by side, and the others one by one. A row is a line of out_dir/gpu.jsonl as soon as it is known, so
-that a part or a call that is killed keeps what it has. gpu.json and gpu.md hold the newest of each
-row.
+that a part or a call that is killed keeps what it has.
 """
 
 import contextlib
@@ -18,15 +17,12 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from base import files
 from speed import agreement, scripts, steps
 from speed.config import BenchConfig
-from speed.measure import Report
-from speed.rows import NAME, Rows, newest
+from speed.rows import Rows
 
 LEAST = 12  # seconds: with less left, a part is not begun
 SLOWER = 20  # times the limit of a part, in a rehearsal
@@ -39,38 +35,29 @@ UNTIMED = {  # {part: (what it calls, with BenchConfig and Rows; its limit in se
 }
 TIMED = {
     "step": (steps.step, 150),
-    "mixers": (steps.mixers, 150),
+    "mixers": (functools.partial(steps.mixers, (1024, 4096), False), 150),
     "decode": (steps.decode, 60),
     "profile": (steps.profile, 90),
-    "compiled": (steps.compiled, 360),
+    "compiled": (functools.partial(steps.mixers, (1024,), True), 360),
 }
 PARTS = UNTIMED | TIMED
 
 
-def bench_gpu(config: BenchConfig, report: Report) -> None:
-    """Runs the parts that config names. Rows of earlier calls stay where it names some. Without a
-    GPU it rehearses."""
+def gpu(config: BenchConfig, rows: Rows) -> None:
+    """Runs the parts that config names. Without a GPU it rehearses."""
     config = replace(config, rehearse=config.rehearse or config.device != "cuda")
-    file = Path(config.out_dir) / NAME
-    names = config.parts
-    if "all" in names:
-        names = list(PARTS)
-        files.write_text(file, "")
-    files.open_rows(file).close()  # a kill may have cut the last line short
+    names = list(PARTS) if "all" in config.parts else config.parts
     deadline = time.monotonic() + config.seconds
-    try:
-        run(config, [name for name in UNTIMED if name in names], deadline)
-        for name in TIMED:
-            if name in names:
-                run(config, [name], deadline)
-    finally:
-        report.rows = newest(file)
+    run(config, [name for name in UNTIMED if name in names], deadline)
+    for name in TIMED:
+        if name in names:
+            run(config, [name], deadline)
 
 
 def run(config: BenchConfig, names: list[str], deadline: float) -> None:
     """Runs parts side by side, each until it ends, its limit is over or the call's time is. At the
     end each is killed with all that it has started, such as the compiler's workers."""
-    rows = Rows(config, "parts")
+    rows = Rows(config, "parts", "gpu")
     started = time.monotonic()
     processes = {}
     try:
@@ -108,4 +95,4 @@ def part(measure: Callable, config: BenchConfig, name: str) -> None:
         torch.set_float32_matmul_precision("high")
     if config.rehearse:  # Inductor takes minutes on a busy CPU
         torch.compile = functools.partial(torch.compile, backend="aot_eager")
-    measure(config, Rows(config, name))
+    measure(config, Rows(config, name, "gpu"))

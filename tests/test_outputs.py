@@ -251,7 +251,7 @@ INSIDE = {
     train_in: ("run", ["config.json", "metrics.jsonl", "best.pt", "meters.json"], ["code", "tensorboard"]),
     mqar_in: ("data set", ["meta.json", "train_0000.npy"], [".new"]),
     export_in: ("export", ["config.json", "model.safetensors"], [".new"]),
-    bench_in: ("bench", ["ops.json"], []),
+    bench_in: ("bench", ["ops.jsonl"], []),
     experiment_in: ("experiment", ["rows.jsonl"], ["locks"]),
 }
 NO_LOCKS = ("text", "folder", "pipe", "link to text", "link to empty", "broken link")
