@@ -68,7 +68,6 @@ from data.shards import Dataset
 from gate import Gate
 from model import GPT, token_losses
 from ops import IGNORE
-from runs import memory
 from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.hardware import Processes, autocast, pick_dtype
 from study.page import aligned
@@ -253,13 +252,11 @@ def mean_loss(sums: torch.Tensor) -> float | None:
 
 
 def evaluation_rows(config, dataset: Dataset) -> int:
-    """How many rows train.py evaluates at once: eval_batch_size or, if that is None, n_layer times
-    batch_size, since a step keeps the activations of every layer and an evaluation those of one; at
-    most EVALUATED_AT_ONCE tokens, unless batch_size is more."""
+    """How many rows train.py evaluates at once: n_layer times batch_size, since a step keeps the
+    activations of every layer and an evaluation those of one; at most EVALUATED_AT_ONCE tokens,
+    unless batch_size is more."""
     most = EVALUATED_AT_ONCE // dataset.longest("val", config.block_size)
-    return config.eval_batch_size or max(
-        config.batch_size, min(config.batch_size * config.n_layer, most)
-    )
+    return max(config.batch_size, min(config.batch_size * config.n_layer, most))
 
 
 # -- Pruned gates, and arithmetic in 8 bits --------------------------------------------------------
@@ -347,8 +344,6 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     results = []
     bar = tqdm(unit=" batch", disable=None if processes.is_main else True, leave=False)
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
-        for part in dataset.parts:
-            memory.check_evaluation(config, model, part, block_size, processes.local_size)
         numbers = evaluate(
             model,
             dataset,
