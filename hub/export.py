@@ -47,7 +47,6 @@ class ExportConfig:
 
 configurator.begin(__name__, ExportConfig, __doc__, positional=None)
 
-from base.tensors import import_safetensors
 from hub.export_hf import write_folder
 from hub.huggingface import export_to, write_checkpoint
 from hub.text import copied_files
@@ -73,7 +72,6 @@ def main(argv: list[str]) -> None:
 def export(path: str, folder: str, overwrite: bool = False) -> str:
     """Writes folder/model.safetensors, the weights, folder/config.json, the model's keys, and its
     tokenizer. Returns the names of the files. Raises UserError."""
-    import_safetensors()  # whoever lacks it could not load the folder
     checkpoint = load(path)
     about = {}
     for name in ("model_args", "iter_num", "data", "dtype"):

@@ -107,8 +107,7 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
 def check_same(config: GPTConfig, back: GPTConfig) -> None:
     """Raises UserError for a key that has not come back, and has an effect in this model."""
     theirs = spelled_out(back)
-    unused = unused_keys(dataclasses.replace(config, delta_sizes=config.head_sizes))
-    ignored = {*unused, *NOT_COMPARED} - {"gate"}
+    ignored = {*unused_keys(config), *NOT_COMPARED} - {"gate"}
     for name, value in spelled_out(config).items():
         if value != theirs[name] and name not in ignored:
             only = getattr(back, name)

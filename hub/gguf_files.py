@@ -8,7 +8,6 @@ Text is read by the file's vocabulary and merges of a byte-level BPE; a vocabula
 as that of Llama 2, is refused.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -69,14 +68,13 @@ CONTROL = 3  # a token type: never made of text
 
 def read_gguf(file: Path) -> tuple[dict, dict[str, torch.Tensor], bytes]:
     """(what config.json would say, {transformers' name: float32 tensor}, tokenizer.json). Raises
-    UserError, which names the field or the tensor."""
+    UserError, which names the field or the tensor, and what the gguf package raises where the
+    header is damaged."""
     with one_line("a GGUF file needs two libraries: pip install gguf tokenizers", ImportError):
         import gguf
         import tokenizers  # noqa: F401
-    # whatever a damaged header makes of it
-    with one_line("no GGUF file, or damaged", Exception):
-        reader = gguf.GGUFReader(file)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
+    reader = gguf.GGUFReader(file)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
     about = config_of(fields)
     tensors = {}
     for tensor in reader.tensors:
@@ -142,15 +140,14 @@ def tokenizer_of(fields: dict[str, Any]) -> bytes:
     check_choice("tokenizer.ggml.model", fields.get("tokenizer.ggml.model"), ("gpt2",))
     pre = fields.get("tokenizer.ggml.pre", "gpt-2")
     check_choice("tokenizer.ggml.pre", pre, PATTERNS)
-    with one_line("its tokenizer.ggml.tokens or merges are damaged", Exception):
-        tokens = fields["tokenizer.ggml.tokens"]
-        merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-        vocabulary = {token: i for i, token in enumerate(tokens)}
-        made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-        types = fields.get("tokenizer.ggml.token_type", [])
-        for token, kind in zip(tokens, types, strict=False):
-            if kind == CONTROL:
-                made.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+    tokens = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    types = fields.get("tokenizer.ggml.token_type", [])
+    for token, kind in zip(tokens, types, strict=False):
+        if kind == CONTROL:
+            made.add_special_tokens([AddedToken(token, special=True, normalized=False)])
     pattern = PATTERNS[pre]
     is_own = pattern in ("", "digits")  # byte-level BPE's own cut, maybe after one at the digits
     cut: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_own)]
@@ -166,4 +163,4 @@ def tokenizer_of(fields: dict[str, Any]) -> bytes:
         made.post_processor = processors.TemplateProcessing(
             single=f"{first} $A", special_tokens=[(first, bos)]
         )
-    return json.dumps(json.loads(made.to_str()), ensure_ascii=False).encode()
+    return made.to_str().encode()

@@ -90,23 +90,15 @@ def read_hub(folder: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     if "text_config" in about:  # of images and text: the text model has a config of its own
         about |= {"model_type": f"{about['model_type']}_text"} | about["text_config"]
     is_set = {k: v for k, v in about.items() if v is not None or k == "sliding_window"}
+    # several files only where there is not one of all, as transformers reads them
+    files = [*folder.glob("model.safetensors")] or [*folder.glob("model-*-of-*.safetensors")]
+    if not files:
+        raise UserError("has no model.safetensors; a pickle is not read, since it can run code")
     tensors = {}
-    for file in files_of(folder):
-        with one_line(f"{file.name}: missing, damaged, or no safetensors"):
+    for file in sorted(files):
+        with one_line(f"{file.name}: damaged, or no safetensors"):
             tensors |= import_safetensors().torch.load_file(file)
     return is_set, tensors
-
-
-def files_of(folder: Path) -> list[Path]:
-    """The files with the weights. Raises UserError."""
-    if os.path.isfile(folder / "model.safetensors"):  # before the index, as transformers reads it
-        return [folder / "model.safetensors"]
-    index = folder / "model.safetensors.index.json"
-    if not os.path.isfile(index):
-        raise UserError("has no model.safetensors; a pickle is not read, since it can run code")
-    # their last part alone: nothing outside the folder is read
-    names = {os.path.basename(name) for name in read_json(index)["weight_map"].values()}
-    return [folder / name for name in sorted(names)]
 
 
 def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
