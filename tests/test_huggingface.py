@@ -425,6 +425,8 @@ def change_tensor(name, content):
 
 
 def leave_a_pickle(folder):
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
     (folder / "model.safetensors.index.json").rename(folder / "pytorch_model.bin")
 
 
