@@ -3,20 +3,25 @@ tensors under transformers' names, and its tokenizer.
 
     about, tensors, tokenizer = read_gguf(Path("SmolLM2-135M-Instruct.Q4_1.gguf"))
 
-The families are Llama, Qwen2 and Qwen3. The gguf package turns tensors of its types into float32.
-Text is read by the file's vocabulary and merges of a byte-level BPE; a vocabulary without merges,
-as that of Llama 2, is refused.
+The families are Llama, Qwen2 and Qwen3. Tensors of TYPES are de-quantised to float32 by the gguf
+package. Text is read by the file's vocabulary and merges of a byte-level BPE; a vocabulary without
+merges, as that of Llama 2, is refused.
 """
 
+import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from base.configurator import UserError, check_choice, show
+from base.configurator import UserError, show
 from base.files import one_line
+from runs.memory import ram_available
 
+INSTALL = "a GGUF file needs a library: pip install gguf"
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 # {general.architecture: whether it stores q and k with the two channels of a pair of RoPE side by
 # side, where transformers has them D/2 apart}
 FAMILIES = {"llama": True, "qwen2": False, "qwen3": False}
@@ -52,8 +57,8 @@ NAMES = {
 }
 # how a text is cut before the merges: {tokenizer.ggml.pre: a pattern for whole pieces, or digits}
 LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
 )
 QWEN_2 = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
 PATTERNS = {
@@ -68,31 +73,39 @@ CONTROL = 3  # a token type: never made of text
 
 def read_gguf(file: Path) -> tuple[dict, dict[str, torch.Tensor], bytes]:
     """(what config.json would say, {transformers' name: float32 tensor}, tokenizer.json). Raises
-    UserError, which names the field or the tensor, and what the gguf package raises where the
-    header is damaged."""
-    with one_line("a GGUF file needs two libraries: pip install gguf tokenizers", ImportError):
+    UserError, which names the field or the tensor."""
+    with one_line(INSTALL, ImportError):
         import gguf
-        import tokenizers  # noqa: F401
-    reader = gguf.GGUFReader(file)
-    fields = {name: field.contents() for name, field in reader.fields.items()}
-    about = config_of(fields)
+    # whatever a damaged header makes of it
+    with one_line("no GGUF file, or damaged", Exception):
+        reader = gguf.GGUFReader(file)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    about = config_of(fields, reader.tensors)
+    check_sizes(reader.tensors, file.stat().st_size)
     tensors = {}
     for tensor in reader.tensors:
         name = usual_name(tensor.name)
-        with one_line(f"tensor {show(tensor.name)}: damaged, or not read", Exception):
-            numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            tensors[name] = torch.from_numpy(numbers.copy()).float()
-            if FAMILIES[about["model_type"]] and re.search(r"\.[qk]_proj", name):
-                tensors[name] = with_halves(tensors[name], about, ".q_proj" in name)
-    about["tie_word_embeddings"] = "lm_head.weight" not in tensors
-    about["vocab_size"] = len(tensors["model.embed_tokens.weight"])
+        if name is None:
+            raise UserError(f"tensor {show(tensor.name)}: the model here has no place for it")
+        with one_line(f"tensor {show(tensor.name)}: damaged", Exception):
+            values = torch.from_numpy(
+                gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()
+            )
+        if FAMILIES[about["model_type"]] and ".self_attn." in name:
+            values = with_halves(name, values, about)
+        tensors[name] = values.float()
+    kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    print(f"{file}: " + ", ".join(f"{n} tensors of {kind}" for kind, n in kinds.most_common()))
     return about, tensors, tokenizer_of(fields)
 
 
-def config_of(fields: dict[str, Any]) -> dict:
-    """What config.json would say, but for what tensors show. Raises UserError."""
+def config_of(fields: dict[str, Any], tensors: list) -> dict:
+    """What config.json would say. Raises UserError."""
     family = fields.get("general.architecture")
-    check_choice("general.architecture", family, FAMILIES)
+    if family not in FAMILIES:
+        raise UserError(
+            f"general.architecture is {show(family)}; read are {', '.join(sorted(FAMILIES))}"
+        )
     about = {"model_type": family, "hidden_act": "silu"}
     for field, name in FIELDS.items():
         value = fields.get(f"{family}.{field}")
@@ -100,67 +113,101 @@ def config_of(fields: dict[str, Any]) -> dict:
             about[name] = value
         elif field not in OPTIONAL:
             raise UserError(f"has no field {family}.{field}")
-    # what the model here does not have
+    scaling = fields.get(f"{family}.rope.scaling.type", "none")
+    if scaling != "none":
+        raise UserError(f"{family}.rope.scaling.type is {show(scaling)}; read is none alone")
+    names = [tensor.name for tensor in tensors]
+    about["tie_word_embeddings"] = "output.weight" not in names
+    for tensor in tensors:
+        if tensor.name == "token_embd.weight":
+            about["vocab_size"] = int(tensor.shape[1])
     head_dim = about.get("head_dim") or about["hidden_size"] // about["num_attention_heads"]
-    for field, value in (("rope.scaling.type", "none"), ("rope.dimension_count", head_dim)):
-        check_choice(f"{family}.{field}", fields.get(f"{family}.{field}", value), (value,))
+    turned = fields.get(f"{family}.rope.dimension_count", head_dim)
+    if turned != head_dim:
+        raise UserError(
+            f"{family}.rope.dimension_count is {show(turned)}; read is {head_dim} alone"
+        )
     return about
 
 
-def usual_name(name: str) -> str:
-    """transformers' name of a tensor. UserError for one that the families do not have."""
+def check_sizes(tensors: list, size: int) -> None:
+    """UserError for a type that is not read, tensors that overlap or lie past the end of the file,
+    and more of them than the memory holds."""
+    needed = 0
+    end = 0
+    for tensor in sorted(tensors, key=lambda tensor: tensor.data_offset):
+        if tensor.tensor_type.name not in TYPES:
+            raise UserError(
+                f"tensor {show(tensor.name)} is {tensor.tensor_type.name}; read are {', '.join(TYPES)}"
+            )
+        if tensor.data_offset < end:
+            raise UserError(f"tensor {show(tensor.name)} overlaps the one before it")
+        end = tensor.data_offset + tensor.n_bytes
+        if end > size:
+            raise UserError(f"tensor {show(tensor.name)} ends behind the file, which is cut short")
+        needed += 4 * int(tensor.n_elements)
+    if needed > ram_available():
+        raise UserError(f"its tensors need {needed / 1e9:.1f} GB of memory, and less is left")
+
+
+def usual_name(name: str) -> str | None:
+    """transformers' name of a tensor; None for one that the families do not have."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|bias)", name)
     if match is None or match[2] not in NAMES:
-        raise UserError(f"tensor {show(name)}: the model here has no place for it")
+        return None
     layer = "" if match[1] is None else f"model.layers.{match[1]}."
     return f"{layer}{NAMES[match[2]]}.{match[3]}"
 
 
-def with_halves(rows: torch.Tensor, about: dict, is_query: bool) -> torch.Tensor:
-    """The rows of q or k (heads D, C), whose pairs of channels lie side by side in the file, with
+def with_halves(name: str, values: torch.Tensor, about: dict) -> torch.Tensor:
+    """The rows of q and k (heads D, C), whose pairs of channels lie side by side in the file, with
     the two of a pair D/2 apart."""
     heads = about["num_attention_heads"]
-    if not is_query:
+    if ".k_proj." in name:
         heads = about.get("num_key_value_heads", heads)
-    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    elif ".q_proj." not in name:
+        return values
+    return values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def tokenizer_of(fields: dict[str, Any]) -> bytes:
     """The tokenizer.json of the vocabulary, the merges and the special tokens. Raises UserError."""
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        pre_tokenizers,
-        processors,
-    )
-
-    check_choice("tokenizer.ggml.model", fields.get("tokenizer.ggml.model"), ("gpt2",))
+    with one_line("a tokenizer needs a library: pip install tokenizers", ImportError):
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers, processors
+    kind = fields.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise UserError(f"tokenizer.ggml.model is {show(kind)}; read is gpt2 alone, with merges")
     pre = fields.get("tokenizer.ggml.pre", "gpt-2")
-    check_choice("tokenizer.ggml.pre", pre, PATTERNS)
-    tokens = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    types = fields.get("tokenizer.ggml.token_type", [])
-    for token, kind in zip(tokens, types, strict=False):
-        if kind == CONTROL:
-            made.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+    if pre not in PATTERNS:
+        raise UserError(
+            f"tokenizer.ggml.pre is {show(pre)}; read are {', '.join(sorted(PATTERNS))}"
+        )
+    with one_line("its tokenizer.ggml.tokens or merges are damaged", Exception):
+        tokens = fields["tokenizer.ggml.tokens"]
+        merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+        vocabulary = {token: i for i, token in enumerate(tokens)}
+        made = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+        of_control = []
+        types = fields.get("tokenizer.ggml.token_type", [])
+        for token, token_type in zip(tokens, types, strict=False):
+            if token_type == CONTROL:
+                of_control.append(tokenizers.AddedToken(token, special=True, normalized=False))
+        made.add_special_tokens(of_control)
     pattern = PATTERNS[pre]
-    is_own = pattern in ("", "digits")  # byte-level BPE's own cut, maybe after one at the digits
-    cut: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_own)]
+    cut: list = []
     if pattern == "digits":
-        cut.insert(0, pre_tokenizers.Digits(individual_digits=True))
+        cut.append(pre_tokenizers.Digits(individual_digits=True))
     elif pattern:
-        cut.insert(0, pre_tokenizers.Split(Regex(pattern), behavior="isolated"))
+        cut.append(pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"))
+    has_pattern = pattern not in ("", "digits")
+    cut.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not has_pattern))
     made.pre_tokenizer = pre_tokenizers.Sequence(cut)
     made.decoder = decoders.ByteLevel()
     bos = fields.get("tokenizer.ggml.bos_token_id")
     if fields.get("tokenizer.ggml.add_bos_token") and bos is not None:
         first = tokens[bos]
         made.post_processor = processors.TemplateProcessing(
-            single=f"{first} $A", special_tokens=[(first, bos)]
+            single=f"{first} $A", pair=f"{first} $A $B", special_tokens=[(first, bos)]
         )
-    return made.to_str().encode()
+    return json.dumps(json.loads(made.to_str()), ensure_ascii=False).encode()
