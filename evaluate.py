@@ -68,7 +68,6 @@ from data.shards import Dataset
 from gate import Gate
 from model import GPT, token_losses
 from ops import IGNORE
-from runs import memory
 from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.hardware import Processes, autocast, pick_dtype
 from study.page import aligned
@@ -345,8 +344,6 @@ def run(config: EvaluateConfig, processes: Processes) -> None:
     results = []
     bar = tqdm(unit=" batch", disable=None if processes.is_main else True, leave=False)
     for block_size in config.lengths or [config.block_size or model.config.block_size]:
-        for part in dataset.parts:
-            memory.check_evaluation(config, model, part, block_size, processes.local_size)
         numbers = evaluate(
             model,
             dataset,

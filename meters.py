@@ -43,7 +43,7 @@ import torch
 from base.configurator import UserError
 from base.files import check_output, write_text
 from model import GPT
-from runs import memory, probe
+from runs import probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.hardware import Processes, pick_dtype
 from study.page import aligned
@@ -74,7 +74,6 @@ def meters_of(path: str, config: MetersConfig, processes: Processes) -> dict:
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
     T = model.config.block_size
-    memory.check_evaluation(config, model, dataset, T)
     inputs, targets = probe.first_rows(dataset, config.split, config.rows, T)
     inputs = inputs.to(processes.device)
     targets = targets.to(processes.device)

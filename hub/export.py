@@ -1,13 +1,13 @@
 """Writes a checkpoint as safetensors, to share it or to use it elsewhere. Loading it runs no code.
 
     python hub/export.py --checkpoint=out/best.pt --safetensors=export
-    python hub/export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3           a folder from a hub: as a checkpoint
-    python hub/export.py --checkpoint=out/best.pt --to_hf=exported --family=llama    as transformers or fla loads it
-    python hub/export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt    one of nanoGPT's, too
+    python hub/export.py --from_hf=Qwen3-0.6B --out_dir=out/qwen3              a model of a hub
+    python hub/export.py --from_hf=nanoGPT/out/ckpt.pt --out_dir=out/nanogpt   or of nanoGPT
+    python hub/export.py --checkpoint=out/best.pt --to_hf=exported --family=llama
 
 The folder export/ gets model.safetensors and config.json. Every script that loads a checkpoint also
-loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`.
-docs/checkpoints.md lists which models of transformers and fla can be read and written.
+loads such a folder: `train.py --init_from=export`, `sample.py --checkpoint=export`. transformers
+loads exported/. docs/checkpoints.md lists which models can be read and written.
 """
 
 import sys
@@ -28,11 +28,13 @@ class ExportConfig:
     )
     safetensors: str = key("export", "folder for model.safetensors and config.json")
     to_hf: str | None = key(
-        None, "folder for the checkpoint as a model of transformers or fla, if one has its keys"
+        None, "folder for the checkpoint as a model of transformers, if one has its keys"
     )
-    family: str | None = key(None, "to_hf: the family there, a model_type (docs/checkpoints.md)")
+    family: str | None = key(None, "to_hf: the family there, llama, qwen3 or qwen3_5_text")
     from_hf: str | None = key(
-        None, "a folder of transformers or nanoGPT's ckpt.pt, to be written to out_dir"
+        None,
+        "a folder of transformers, a GGUF file or nanoGPT's ckpt.pt, to be written to out_dir",
+        find=find_checkpoint,
     )
     out_dir: str = key("out/imported", "from_hf: folder for the checkpoint")
     block_size: int = key(
@@ -45,9 +47,8 @@ class ExportConfig:
 
 configurator.begin(__name__, ExportConfig, __doc__, positional=None)
 
-from base.tensors import import_safetensors
 from hub.export_hf import write_folder
-from hub.huggingface import export_to, read_folder
+from hub.huggingface import export_to, write_checkpoint
 from hub.text import copied_files
 from runs.checkpoint import load
 
@@ -56,31 +57,27 @@ def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None)
     if config.from_hf is not None and config.to_hf is not None:
         raise UserError("of from_hf and to_hf give one")
+    if config.to_hf is not None:
+        print(write_folder(config.checkpoint, config.to_hf, config.family, config.overwrite))
+        return
     if config.from_hf is not None:
-        text = read_folder(config.from_hf, config.out_dir, config.block_size, config.overwrite)
-    elif config.to_hf is not None:
-        text = write_folder(config.checkpoint, config.to_hf, config.family, config.overwrite)
+        folder = config.out_dir
+        names = write_checkpoint(config.from_hf, folder, config.block_size, config.overwrite)
     else:
-        written = export(config.checkpoint, config.safetensors, config.overwrite)
-        text = f"written to {config.safetensors}/: {written}"
-    print(text)
+        folder = config.safetensors
+        names = export(config.checkpoint, folder, config.overwrite)
+    print(f"written to {folder}/: {names}")
 
 
-def export(path: Path | str, folder: Path | str, overwrite: bool = False) -> str:
+def export(path: str, folder: str, overwrite: bool = False) -> str:
     """Writes folder/model.safetensors, the weights, folder/config.json, the model's keys, and its
-    tokenizer.
-
-    Returns the names of the files. Raises UserError.
-    """
-    import_safetensors()  # whoever lacks it could not load the folder
+    tokenizer. Returns the names of the files. Raises UserError."""
     checkpoint = load(path)
-    about = {
-        name: checkpoint[name]
-        for name in ("model_args", "iter_num", "data", "dtype")
-        if name in checkpoint
-    }
-    file = find_checkpoint(path)
-    texts = copied_files(file, checkpoint.get("data", {}))
+    about = {}
+    for name in ("model_args", "iter_num", "data", "dtype"):
+        if name in checkpoint:
+            about[name] = checkpoint[name]
+    texts = copied_files(find_checkpoint(path), checkpoint.get("data", {}))
     return export_to(Path(folder), checkpoint["model"], about, texts, overwrite)
 
 

@@ -1,5 +1,4 @@
-"""A checkpoint of ours as a folder that transformers or fla loads: the tables of hub/families.py,
-read backwards.
+"""A checkpoint of ours as a folder that transformers loads: a Llama, a Qwen3 or a Qwen3.5.
 
 The config.json is read back before anything is written, and a key that does not come back is
 refused by its name.
@@ -7,41 +6,40 @@ refused by its name.
 
 import dataclasses
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from base import configurator
 from base.configurator import UserError, check_choice
 from base.files import find_checkpoint, one_line
 from data.tokenizer import TOKENIZER_FILE
-from hub.families import (
-    CLASSES,
-    GATED,
-    config_of,
-    keys_of,
-    shortest,
-    written_out,
-)
+from hub.families import FAMILIES, GATED, PARTIAL, SIZES, keys_of
 from hub.huggingface import export_to
-from hub.tensors import parts_of
-from hub.text import AS_IT_IS, CONFIG_FILE, files_for_transformers
+from hub.tensors import parts_of, to_theirs, with_gates_between
+from hub.text import copied_files
 from keys import word_of
 from model import GPT, GPTConfig
 from runs.checkpoint import load_model
 from runs.memory import without_data
 from runs.notes import unused_keys
 
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+}
 # keys of how a model is made or trained; the shapes of the weights say the width of its MLP
 NOT_COMPARED = {"init", "out_init_scale", "dropout", "kernels", "match_params", "mlp_ratio"}
 
 
-def write_folder(path: Path | str, folder: Path | str, family: str | None, overwrite: bool) -> str:
-    """Writes a checkpoint as a folder of transformers or fla. Returns a line to print. family: a
+def write_folder(path: str, folder: str, family: str | None, overwrite: bool) -> str:
+    """Writes a checkpoint as a folder of transformers. Returns a line to print. family: a
     model_type. Raises UserError for a model with keys that the family does not have."""
     check_choice("family", family, CLASSES)
     model, checkpoint = load_model(path)
-    config, weights = model.config, checkpoint["model"]  # which have the dtypes of the file
+    config, weights = without_factor_2(model, checkpoint["model"])  # in the dtypes of the file
     try:
-        if family in GATED:
-            config, weights = with_their_gates(model, weights)
         about = config_of(config, family, weights)
         back = configurator.build(type(config), keys_of(about, config.block_size))
         check_same(config, back)
@@ -51,57 +49,80 @@ def write_folder(path: Path | str, folder: Path | str, family: str | None, overw
     except UserError as error:
         raise UserError(f"{path}: cannot be written as {family}: {error}") from None
     tensors = {}
-    for part in parts_of(model, family):
-        tensors |= part.to_theirs(weights)
-    # fla's name where one kernel has the norm and the gate
-    if family == "gla" and about["use_output_gate"]:
-        tensors = {
-            name.replace(".g_norm.", ".g_norm_swish_gate."): w for name, w in tensors.items()
-        }
+    for theirs, ours in parts_of(model, family):
+        rows = [to_theirs(name, weights[name], family) for name in ours]
+        if len(theirs) > 1:
+            rows = torch.cat(rows).split(list(theirs.values()))
+        tensors |= zip(theirs, rows, strict=True)
+    tensors = with_gates_between(tensors, config)
     data = checkpoint.get("data", {})
-    texts = files_for_transformers(find_checkpoint(path), data)
-    text = f"written to {folder}/ as {family}: "
-    text += export_to(Path(folder), tensors, about, texts, overwrite)
-    has_gates = any(gate.positions for _, gate in config.layers())
-    if family == "qwen3" and (has_gates or not config.qk_norm):
-        text += "\nnote: the code of Qiu et al. loads it, and transformers a qwen3 of another kind"
+    texts = copied_files(find_checkpoint(path), data)
+    written = export_to(Path(folder), tensors, about, texts, overwrite)
+    text = f"written to {folder}/ as {family}: {written}"
     if TOKENIZER_FILE not in texts and data.get("tokenizer"):
         text += f"\nnote: without the tokenizer, {data['tokenizer']}; AutoTokenizer takes another"
-    if family == "qwen2" and texts.get(CONFIG_FILE) == AS_IT_IS:
-        text += "\nnote: transformers 5 gives a qwen2 another tokenizer; use PreTrainedTokenizerFast, not AutoTokenizer"
     return text
+
+
+def without_factor_2(model: GPT, weights: dict) -> tuple[GPTConfig, dict]:
+    """The same model with sigmoid gates: the 2 of y * 2s(g) goes to the weight behind the gate."""
+    if model.config.gate_activation != "sigmoid2":
+        return model.config, weights
+    weights = dict(weights)
+    for i, block in enumerate(model.blocks):
+        if "readout" in block.mixer.gates:
+            name = f"blocks.{i}.mixer.out_proj.weight"
+            weights[name] = 2 * weights[name]
+    return dataclasses.replace(model.config, gate_activation="sigmoid"), weights
+
+
+def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
+    """Their config.json for a model of ours, without what it has no field for."""
+    keys = spelled_out(config)
+    widths = [len(w) for name, w in weights.items() if name.endswith("mlp.up.weight")]
+    keys["mlp_width"] = max(widths, default=1)
+    keys |= zip(SIZES, config.head_sizes, strict=True)
+    about = {field: keys[key] for key, field in FAMILIES[family].keys.items()}
+    about |= {
+        "architectures": [CLASSES[family]],
+        "model_type": family,
+        "dtype": str(weights["wte.weight"].dtype).removeprefix("torch."),
+    }
+    # some classes have numbers of their own
+    about |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    rope = {
+        "rope_theta": config.rope_base,
+        PARTIAL: 0.25 if "qwen3_next" in keys["attention"] else 1.0,
+    }
+    # transformers reads rope_parameters from its version 5 on. Older ones, and vLLM, read the same
+    # numbers beside it
+    about |= rope | {"rope_parameters": {"rope_type": "default"} | rope}
+    if family == GATED:
+        is_linear = [mixer == "gated_deltanet" for mixer in keys["attention"]]
+        kinds = ["linear_attention" if linear else "full_attention" for linear in is_linear]
+        about["layer_types"] = kinds
+    return about
 
 
 def check_same(config: GPTConfig, back: GPTConfig) -> None:
     """Raises UserError for a key that has not come back, and has an effect in this model."""
-    theirs = written_out(back)
-    unused = unused_keys(dataclasses.replace(config, delta_sizes=config.head_sizes))
-    ignored = {*unused, *NOT_COMPARED} - {"gate"}
-    for name, value in written_out(config).items():
+    theirs = spelled_out(back)
+    ignored = {*unused_keys(config), *NOT_COMPARED} - {"gate"}
+    for name, value in spelled_out(config).items():
         if value != theirs[name] and name not in ignored:
             only = getattr(back, name)
             raise UserError(f"{name}={getattr(config, name)!r}: there it can only be {only!r}")
 
 
-def with_their_gates(model: GPT, weights: dict) -> tuple[GPTConfig, dict]:
-    """The same model with an elementwise sigmoid gate in every softmax layer, as far as its gates
-    are equal to one: a gate of one number a head, a channel or a token repeats its rows, and the 2
-    of y * 2s(g) goes to the weight behind the gate. Any other stays, and its key is refused later.
-    """
-    config = model.config
-    is_plain = config.gate_input == "token" and config.gate_bias is None and not config.gate_rank
-    if not is_plain or config.gate_activation not in ("sigmoid", "sigmoid2"):
-        return config, weights
-    weights, gates = dict(weights), []
-    for layer, block in enumerate(model.blocks):
-        gates.append(word_of(config.gate, layer))
-        if list(block.mixer.gates) != ["readout"]:
-            continue
-        gates[-1] = "elementwise"
-        out_proj = f"blocks.{layer}.mixer.out_proj.weight"
-        proj = f"blocks.{layer}.mixer.gates.readout.proj.weight"
-        if config.gate_activation == "sigmoid2":
-            weights[out_proj] = 2 * weights[out_proj]
-        rows = weights[proj].unflatten(0, block.mixer.gates["readout"].shape)  # (H or 1, D or 1, C)
-        weights[proj] = rows.expand(config.n_head, config.head_dim, -1).flatten(0, 1)
-    return dataclasses.replace(config, gate=shortest(gates), gate_activation="sigmoid"), weights
+def spelled_out(config: GPTConfig) -> dict[str, Any]:
+    """All keys: a pattern as what each layer has, and the number that is meant where one is
+    None."""
+    layers = range(config.n_layer)
+    return vars(config) | {
+        "attention": [mixer for mixer, _ in config.layers()],
+        "gate": [gate for _, gate in config.layers()],
+        "window": [config.window_of(i) for i in layers],
+        "position": [word_of(config.position, i) for i in layers],
+        "n_kv_head": config.n_kv_head or config.n_head,
+        "delta_sizes": config.head_sizes,
+    }

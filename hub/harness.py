@@ -1,17 +1,17 @@
 """EleutherAI's lm-evaluation-harness on a checkpoint: its commands, with one more model, nanogate.
 
     pip install lm-eval
-    python hub/harness.py run --model nanogate --model_args checkpoint=out/best.pt --tasks NAME --include_path FOLDER
-    torchrun --standalone --nproc_per_node=8 hub/harness.py run ...    on 8 GPUs, each with documents of its own
+    python hub/harness.py run --model nanogate --model_args checkpoint=out/best.pt \\
+        --tasks NAME --include_path FOLDER
 
 The words are those of `lm-eval` (see its documentation); FOLDER may hold task files of your own.
 Without --device it is a GPU where there is one, and else the CPU. model_args are the checkpoint and
-the dtype of matrix products (the run's if it isn't given). At most --batch_size rows are read at
-once, and of a longer text the last block_size tokens, as the harness does it for other models; an
-answer ends early where cosformer or learned positions end. An answer also ends at the eos_token_id
-of an imported model's generation_config.json, and at GPT-2's end of text. That id stands before a
-text that begins with nothing, or else a line end. What an imported model's tokenizer.json puts
-before a text, as Llama's does, stands before every text, and is not counted as a part of it.
+the dtype of matrix products (the run's if it isn't given). Texts are read one by one, of a longer
+one the last block_size tokens, as the harness does it for other models; an answer ends early where
+cosformer or learned positions end. An answer also ends at the eos_token_id of an imported model's
+generation_config.json, and at GPT-2's end of text. That id stands before a text that begins with
+nothing, or else a line end. What an imported model's tokenizer.json puts before a text, as Llama's
+does, stands before every text, and is not counted as a part of it.
 """
 
 import sys
@@ -24,17 +24,15 @@ from base import configurator
 if __name__ == "__main__":
     configurator.set_up()
 
-import datetime
-
 import torch
-from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 
 from base.configurator import UserError
 from base.files import find_checkpoint, one_line, read_json
 from data.tokenizer import END_OF_TEXT, tokenizer_of_checkpoint
 from model import token_losses
 from ops.sampling import check_finite, most_new_tokens
-from runs.checkpoint import check_same_weights, load_model
+from runs.checkpoint import load_model
 from runs.hardware import DTYPES, Processes, autocast, pick_dtype
 
 try:
@@ -51,22 +49,16 @@ except ImportError:
 class NanogateLM(TemplateLM):
     """A checkpoint as the harness sees a model: strings in, log-likelihoods and strings out."""
 
-    def __init__(
-        self, checkpoint="out/best.pt", dtype=None, device=None, batch_size=1, max_batch_size=None
-    ):
+    def __init__(self, checkpoint="out/best.pt", dtype=None, device=None, **ignored):
         super().__init__()
         if device in (None, "cuda:0"):  # the latter is lm-eval's own default
             device = "auto"
-        # under torchrun the library gives each process documents of its own
-        self.processes = Processes(device, 0, datetime.timedelta(days=7))
-        self._rank = self.processes.rank
-        self._world_size = self.processes.world_size
-        self._device = torch.device(self.processes.device)
-        self.model, loaded = load_model(checkpoint, self.processes.device)
-        check_same_weights(self.processes, checkpoint)
+        processes = Processes(device, 0)
+        self._device = torch.device(processes.device)
+        self.model, loaded = load_model(checkpoint, processes.device)
         dtype = dtype or loaded.get("dtype", "float32")
         configurator.check_choice("dtype", dtype, tuple(DTYPES))
-        self.dtype = self.processes.from_main(pick_dtype(dtype, self.processes.device_type))
+        self.dtype = pick_dtype(dtype, processes.device_type)
         data = loaded.get("data", {})
         self.coder = tokenizer_of_checkpoint(checkpoint, data)
         self.ends = ids_that_end(find_checkpoint(checkpoint).with_name("generation_config.json"))
@@ -74,18 +66,7 @@ class NanogateLM(TemplateLM):
             self.ends = [END_OF_TEXT]
         # the ids before every text, which a data set or the tokenizer.json of an imported model has
         self.first_ids = data.get("first_ids", [])
-        self.batch_size = int(batch_size)
         self.limit = self.model.config.block_size
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(self.processes.from_all(tensor.tolist()))
-
-    def gather_object(self, obj: object, dst: int = 0) -> list | None:
-        objects = self.processes.from_all(obj)
-        return objects if self.rank == dst else None
-
-    def barrier(self) -> None:
-        self.processes.from_all(None)
 
     @property
     def eot_token_id(self) -> int:
@@ -102,43 +83,30 @@ class NanogateLM(TemplateLM):
         first_ids = [] if add_special_tokens is False else self.first_ids
         return [*first_ids, *self.coder.encode(string)]
 
+    @torch.no_grad()
     def _loglikelihood_tokens(
         self, requests, disable_tqdm: bool = False, **keys
     ) -> list[tuple[float, bool]]:
         """[(texts, context ids, continuation ids)] -> [(log-likelihood of the continuation, whether
         it is likeliest)]. Raises UserError for a continuation without tokens, or one that is longer
         than the model's context."""
-        pairs = []
-        for (_, text), context, continuation in requests:
+        found = []
+        for (_, text), context, continuation in tqdm(requests, disable=disable_tqdm):
             n = len(continuation)
             if not 1 <= n <= self.limit:
                 raise UserError(
-                    f"a continuation of {n} tokens cannot be scored (1 to block_size={self.limit}): {text[:99]!r}"
+                    f"a continuation of {n} tokens cannot be scored "
+                    f"(1 to block_size={self.limit}): {text[:99]!r}"
                 )
-            start = max(0, len(context) + n - self.limit - 1)
-            pairs.append((context[start:], continuation))
-        return self.scores(pairs)
-
-    @torch.no_grad()
-    def scores(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """[(its log-likelihood, whether each of its tokens is the likeliest)] of the continuations
-        of contexts."""
-        found = []
-        for start in range(0, len(pairs), self.batch_size):
-            batch = pairs[start : start + self.batch_size]
-            rows = [torch.tensor(context + continuation[:-1]) for context, continuation in batch]
-            # what pads the shorter rows stands behind them, where no layer looks
-            idx = pad_sequence(rows, batch_first=True).to(self._device)  # (B, T)
+            ids = [*context, *continuation[:-1]][-self.limit :]
+            targets = torch.tensor(continuation, device=self._device)
             with autocast(self._device.type, self.dtype):
-                hidden, _ = self.model.features(idx)  # (B, T, C)
-                for x, (context, continuation) in zip(hidden, batch, strict=True):
-                    n = len(continuation)
-                    logits = self.model.logits(x[len(context) - 1 :][:n])  # (n, V)
-                    check_finite(logits)
-                    targets = torch.tensor(continuation, device=self._device)
-                    losses = token_losses(logits, targets).cpu()  # MPS has no float64
-                    is_likeliest = bool((logits.argmax(-1) == targets).all())
-                    found.append((-losses.double().sum().item(), is_likeliest))
+                hidden, _ = self.model.features(torch.tensor([ids], device=self._device))
+                logits = self.model.logits(hidden[0, -n:])  # (n, V)
+            check_finite(logits)
+            nats = token_losses(logits, targets).cpu().double().sum()  # MPS has no float64
+            is_likeliest = bool((logits.argmax(-1) == targets).all())
+            found.append((-nats.item(), is_likeliest))
         return found
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
@@ -146,9 +114,11 @@ class NanogateLM(TemplateLM):
         the window. The id before a text is no part of it, and is not counted."""
         totals = []
         for request in requests:
-            ids = self.coder.encode(request.args[0])
+            (text,) = request.args
+            ids = self.coder.encode(text)
             windows = get_rolling_token_windows(ids, self.prefix_token_id, self.limit, 1)
-            scores = self.scores([make_disjoint_window(window) for window in windows])
+            pairs = [(("", text), *make_disjoint_window(window)) for window in windows]
+            scores = self._loglikelihood_tokens(pairs, disable_tqdm=True)
             totals.append(sum(nats for nats, _ in scores))
         return totals
 
@@ -196,8 +166,6 @@ def ids_that_end(file: Path) -> list[int]:
 def main(argv: list[str]) -> None:
     sys.argv[1:] = argv
     cli_evaluate()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

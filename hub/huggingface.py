@@ -1,8 +1,8 @@
-"""Models in the folders of transformers, of nanoGPT, or in a GGUF file, read as a checkpoint of
-ours. Nothing in them is run.
+"""Models of transformers and fla, of nanoGPT, or in a GGUF file, read as a checkpoint of ours.
+Nothing in them is run.
 
-    read_folder("Qwen3-0.6B", "out/qwen3", 2048)    config.json, *.safetensors, tokenizer.json -> a checkpoint's folder
-    checkpoint_of(Path("Qwen3-0.6B"))               the same as a dict, which checkpoint.load takes
+    write_checkpoint("Qwen3-0.6B", "out/qwen3", 2048)           a folder of ours
+    checkpoint_of(Path("Qwen3-0.6B/model.safetensors"))         the same as a dict
 
 The tables are in hub/families.py. Files are mapped: a tensor that stays as it is takes no memory.
 """
@@ -17,87 +17,71 @@ import torch
 
 from base import configurator
 from base.configurator import UserError
-from base.files import claim, new_folder, one_line, read_json, write_whole
+from base.files import claim, find_checkpoint, new_folder, one_line, read_json, write_whole
 from base.tensors import check_tensors, import_safetensors, load_torch, save_folder
 from data.tokenizer import TOKENIZER_FILE, FileTokenizer
-from hub.families import FAMILIES, Family, check_family, keys_of
+from hub.families import FAMILIES, OF_NANOGPT, keys_of
 from hub.gguf_files import read_gguf
-from hub.tensors import parts_of
+from hub.tensors import parts_of, to_ours, with_gates_apart
 from hub.text import TOKENIZER_FILES, copied_files
 from model import GPTConfig
 from runs.memory import without_data
 
 # of names of tensors: with a part for images; fla's norm with a gate in one kernel; of a compiled
-# model; of DistributedDataParallel
+# model
 SPELLINGS = {
     "model.language_model.": "model.",
     ".g_norm_swish_gate.": ".g_norm.",
     "_orig_mod.": "",
-    "module.": "",
 }
 # tensors with nothing of the text model: parts for images, layers that predict further tokens,
 # angles, causal masks
 LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
 
 
-def read_folder(folder: Path | str, out_dir: Path | str, block_size: int, overwrite: bool) -> str:
-    """Writes the model in a folder of transformers to out_dir, as a checkpoint. Returns what to
-    print.
-
-    folder: may also be nanoGPT's ckpt.pt, or the folder that it is in, or a GGUF file. block_size:
-    the most tokens of context that are kept of what the model was trained with. Raises UserError.
-    """
-    about, longest, file = checkpoint_of(Path(folder), block_size)
+def write_checkpoint(path: str, out_dir: str, block_size: int, overwrite: bool) -> str:
+    """Writes the model of checkpoint_of to out_dir. Returns the names of the files. block_size: the
+    most tokens of context that are kept of what it was trained with. Raises UserError."""
+    file = find_checkpoint(path)
+    about = checkpoint_of(file, block_size)
     weights = about.pop("model")
     texts = copied_files(file, about.get("data", {}))
-    written = export_to(Path(out_dir), weights, about, texts, overwrite)
-    text = f"written to {out_dir}/: {written}"
-    kept = about["model_args"]["block_size"]
-    if kept < longest:
-        text += (
-            f"\nblock_size={kept}, of {longest} that it was made for; --block_size=... keeps more"
-        )
-    return text
+    return export_to(Path(out_dir), weights, about, texts, overwrite)
 
 
-def checkpoint_of(folder: Path, block_size: int = 2048) -> tuple[dict, int, Path]:
-    """(the checkpoint of what read_folder takes, the context it was made for, one of its files).
-    Raises UserError."""
-    file = folder / "config.json"
-    if folder.suffix in (".pt", ".gguf"):
-        file = folder
-    elif not os.path.isfile(file) and os.path.isfile(folder / "ckpt.pt"):
-        file = folder / "ckpt.pt"
+def checkpoint_of(file: Path, block_size: int = 2048) -> dict[str, Any]:
+    """The checkpoint of a GGUF file, of nanoGPT's ckpt.pt, or of the folder that a safetensors file
+    is in. Raises UserError."""
     try:
         with one_line("cannot be read"):
-            content = None  # of a tokenizer that lies in no file of its own
+            tokenizer_json = None
             if file.suffix == ".pt":
                 about, tensors = read_nanogpt(file)
             elif file.suffix == ".gguf":
-                about, tensors, content = read_gguf(file)
+                about, tensors, tokenizer_json = read_gguf(file)
             else:
-                about, tensors = read_hub(folder)
+                about, tensors = read_hub(file.parent)
             config = configurator.build(GPTConfig, keys_of(about, block_size))
-            family = FAMILIES[about["model_type"]]
-            tensors = with_usual_names(tensors, family)
             check_tensors(tensors, file)
             weights = translated(config, about["model_type"], tensors)
     except UserError as error:
-        raise UserError(f"{folder}: {error}") from None
+        raise UserError(f"{file}: {error}") from None
     checkpoint: dict[str, Any] = {
         "model": weights,
         "model_args": dataclasses.asdict(config),
         "iter_num": 0,
     }
-    if content is not None or os.path.exists(folder / TOKENIZER_FILE):
-        tokenizer = FileTokenizer(folder / TOKENIZER_FILE, content)
-        checkpoint["data"] = {"tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-        checkpoint["data"]["first_ids"] = tokenizer.first_ids()
-        if content is not None:
-            checkpoint["data"]["tokenizer_json"] = content.decode()
-    # a state space model has any length
-    longest = about.get(family.keys.get("block_size"), 0)
-    return checkpoint, longest, file
+    beside = file.with_name(TOKENIZER_FILE)
+    if tokenizer_json is not None or os.path.exists(beside):
+        tokenizer = FileTokenizer(beside, tokenizer_json)
+        checkpoint["data"] = {
+            "tokenizer": tokenizer.name,
+            "vocab_size": tokenizer.vocab_size,
+            "first_ids": tokenizer.first_ids(),
+        }
+    if tokenizer_json is not None:
+        checkpoint["data"]["tokenizer_json"] = tokenizer_json.decode()
+    return checkpoint
 
 
 def read_hub(folder: Path) -> tuple[dict, dict[str, torch.Tensor]]:
@@ -106,10 +90,13 @@ def read_hub(folder: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     if "text_config" in about:  # of images and text: the text model has a config of its own
         about |= {"model_type": f"{about['model_type']}_text"} | about["text_config"]
     is_set = {k: v for k, v in about.items() if v is not None or k == "sliding_window"}
-    check_family(is_set)  # before the tensors, which may be a pickle
+    # several files only where there is not one of all, as transformers reads them
+    files = [*folder.glob("model.safetensors")] or [*folder.glob("model-*-of-*.safetensors")]
+    if not files:
+        raise UserError("has no model.safetensors; a pickle is not read, since it can run code")
     tensors = {}
-    for file in files_of(folder):
-        with one_line(f"{file.name}: missing, damaged, or no safetensors"):
+    for file in sorted(files):
+        with one_line(f"{file.name}: damaged, or no safetensors"):
             tensors |= import_safetensors().torch.load_file(file)
     return is_set, tensors
 
@@ -120,54 +107,56 @@ def read_nanogpt(file: Path) -> tuple[dict, dict[str, torch.Tensor]]:
     had."""
     content = load_torch(file)
     args = content["model_args"]
-    if args.keys() - {"dropout"} != FAMILIES["nanogpt"].keys.keys():
+    if args.keys() - {"dropout"} != set(OF_NANOGPT):
         raise UserError("no checkpoint of nanoGPT, whose model_args are n_layer, n_head, bias ...")
     return args | {"model_type": "nanogpt", "activation_function": "gelu"}, content["model"]
-
-
-def with_usual_names(content: dict, family: Family) -> dict[str, torch.Tensor]:
-    """The tensors but for LEFT_OUT, under their usual names."""
-    tensors = {}
-    prefix = family.blocks.partition(".")[0] + "."  # which a folder may leave out
-    for name, tensor in content.items():
-        if re.match(LEFT_OUT, name):
-            continue
-        for other, usual in SPELLINGS.items():
-            name = name.replace(other, usual, 1)
-        tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
-    return tensors
-
-
-def files_of(folder: Path) -> list[Path]:
-    """The files with the weights. Raises UserError."""
-    if os.path.isfile(folder / "model.safetensors"):  # before the index, as transformers reads it
-        return [folder / "model.safetensors"]
-    index = folder / "model.safetensors.index.json"
-    if not os.path.isfile(index):
-        raise UserError("has no model.safetensors; a pickle is not read, since it can run code")
-    # their last part alone: nothing outside the folder is read
-    names = {os.path.basename(name) for name in read_json(index)["weight_map"].values()}
-    return [folder / name for name in sorted(names)]
 
 
 def translated(
     config: GPTConfig, family: str, tensors: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Our tensors. UserError names those of theirs that are missing or unknown, or ours that would
-    have another shape."""
+    """Our tensors. UserError names those of theirs that are missing, unknown or of another size, or
+    ours that would have another shape."""
+    tensors = with_usual_names(tensors, FAMILIES[family].blocks)
+    if config.gate != "none":
+        tensors = with_gates_apart(tensors, config, family)
     model = without_data(config)
-    weights: dict = {}
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    weights = {}
     unknown = tensors.keys() - {"lm_head.weight"}  # a tied output layer may be saved a second time
-    for part in parts_of(model, family):
-        missing = part.theirs.keys() - tensors.keys()
-        if missing:
-            raise UserError(f"lacks {min(missing)}, which its config.json asks for")
-        unknown -= part.theirs.keys()
-        weights |= part.to_ours(tensors)
+    for theirs, ours in parts_of(model, family):
+        for name, n in theirs.items():
+            if name not in tensors:
+                raise UserError(f"lacks {name}, which its config.json asks for")
+            if n not in (0, len(tensors[name])):
+                raise UserError(f"{name} has {len(tensors[name])} rows; {n} are asked for")
+        unknown -= theirs.keys()
+        rows = [tensors[name] for name in theirs]
+        if len(ours) > 1:
+            rows = torch.cat(rows).split([shapes[name][0] for name in ours])
+        elif len(rows) > 1:
+            rows = [torch.cat(rows)]
+        for name, tensor in zip(ours, rows, strict=True):
+            weights[name] = to_ours(name, tensor, model, family)
     if unknown:
         raise UserError(f"holds {min(unknown)}, which the model here has no place for")
     model.load_state_dict(weights, assign=True)  # which compares the shapes
     return weights
+
+
+def with_usual_names(content: dict, blocks: str) -> dict[str, torch.Tensor]:
+    """The tensors but for LEFT_OUT, under their usual names. blocks: the family's."""
+    tensors = {}
+    prefix = blocks.partition(".")[0] + "."  # which a folder may leave out
+    for name, tensor in content.items():
+        if re.match(LEFT_OUT, name):
+            continue
+        for other, usual in SPELLINGS.items():
+            name = name.replace(other, usual, 1)
+        if not name.startswith((prefix, "lm_head.")):
+            name = prefix + name
+        tensors[name] = tensor
+    return tensors
 
 
 def export_to(

@@ -11,13 +11,7 @@ import os
 from pathlib import Path
 
 from base.files import read_regular
-from data.tokenizer import (
-    BYTE_OF,
-    MOST_TOKENIZER,
-    TOKENIZER_FILE,
-    import_tokenizers,
-    name_of_file,
-)
+from data.tokenizer import MOST_TOKENIZER, TOKENIZER_FILE, name_of_file
 
 CONFIG_FILE = "tokenizer_config.json"
 TOKENIZER_FILES = (
@@ -41,40 +35,20 @@ AS_IT_IS = json.dumps(
 
 
 def copied_files(file: Path, data: dict) -> dict[str, bytes]:
-    """{name: content} of the files of a model's tokenizer. file: one of the model's, beside which
-    they lie; data: what a checkpoint keeps of its data set, whose folder has a trained run's
-    tokenizer.json. Raises UserError."""
-    if "tokenizer_json" in data:
-        return {TOKENIZER_FILE: data["tokenizer_json"].encode(), CONFIG_FILE: AS_IT_IS}
+    """{name: content} of the files of a model's tokenizer, and what AutoTokenizer needs beside
+    them. file: one of the model's, beside which they lie; data: what a checkpoint keeps of its data
+    set, whose folder has a trained run's tokenizer.json. Raises UserError."""
     contents = {}
     for name in TOKENIZER_FILES:
         if os.path.exists(file.parent / name):
             contents[name] = read_regular(file.parent / name, MOST_TOKENIZER)
     of_data = Path(data.get("path") or ".") / TOKENIZER_FILE
-    if TOKENIZER_FILE not in contents and os.path.isfile(of_data):
+    if "tokenizer_json" in data:  # of a GGUF file
+        contents = {TOKENIZER_FILE: data["tokenizer_json"].encode()}
+    elif TOKENIZER_FILE not in contents and os.path.isfile(of_data):
         content = read_regular(of_data, MOST_TOKENIZER)
         if name_of_file(content) == data.get("tokenizer"):
             contents[TOKENIZER_FILE] = content
-    return contents
-
-
-def files_for_transformers(file: Path, data: dict) -> dict[str, bytes]:
-    """copied_files, and what AutoTokenizer needs beside them. None at all, if the data's ids stand
-    for no text, or are GPT-2's."""
-    contents = copied_files(file, data)
-    if TOKENIZER_FILE not in contents and data.get("tokenizer") == "byte":
-        contents[TOKENIZER_FILE] = file_of_bytes()
     if TOKENIZER_FILE in contents:
         contents.setdefault(CONFIG_FILE, AS_IT_IS)
     return contents
-
-
-def file_of_bytes() -> bytes:
-    """The tokenizer.json in which every byte is a token."""
-    tokenizers = import_tokenizers()
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=BYTE_OF, merges=[]))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
-    made.decoder = tokenizers.decoders.ByteLevel()
-    return made.to_str().encode()

@@ -119,8 +119,7 @@ def read_folder(file: Path) -> dict:
         return load_folder(file)
     from hub import huggingface  # most scripts read no such folder
 
-    model = file if file.suffix == ".gguf" else file.parent
-    return huggingface.checkpoint_of(model)[0] | {"format": FORMAT}
+    return huggingface.checkpoint_of(file) | {"format": FORMAT}
 
 
 def load_model(path: Path | str, device: str = "cpu", **changed: object) -> tuple[GPT, dict]:

@@ -42,7 +42,7 @@ def definition(model, context, continuation):
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_scores_are_those_of_whole_forwards(mixer, trained):
-    own = harness.NanogateLM(checkpoint=str(trained(mixer)), device="cpu", batch_size=3)
+    own = harness.NanogateLM(checkpoint=str(trained(mixer)), device="cpu")
     pairs = [("The quick", " brown fox"), ("Boxkämpfer jagen", " Eva"), ("x", "yz")]
     for (context, continuation), (nats, greedy) in zip(pairs, own.loglikelihood(requests(*pairs)), strict=True):
         expected = definition(own.model, list(context.encode()), list(continuation.encode()))
@@ -174,7 +174,7 @@ def test_text_is_written_up_to_a_stop_string_or_as_far_as_the_layers_go(trained)
     assert own.generate_until(requests(("The quick", {}))) == [bytes(expected).decode(errors="replace")]
 
 
-def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkeypatch, helpers):
+def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     rows = [{"question": "The quick", "right": i % 2, "text": "The quick brown fox."} for i in range(5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -194,13 +194,6 @@ def test_the_library_runs_a_local_task_on_a_checkpoint(trained, tmp_path, monkey
     harness.main([*words, str(tmp_path / "results")])
     (file,) = (tmp_path / "results").rglob("results_*.json")
     found = json.loads(file.read_text())["results"]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "hub/harness.py", *words]
-    ended = helpers.script(*launch, tmp_path / "two", "--device=cpu")
-    assert ended.returncode == 0, ended.stderr.decode()
-    (file,) = (tmp_path / "two").rglob("results_*.json")
-    for name, metrics in json.loads(file.read_text())["results"].items():
-        numbers = {key: value for key, value in metrics.items() if isinstance(value, float) and "stderr" not in key}
-        assert numbers == pytest.approx({key: found[name][key] for key in numbers}, rel=1e-6) and numbers
     model, _ = checkpoints.load_model(folder)
     scores = [definition(model, list(b"The quick"), list(words))[0] for words in (b" brown", b" f")]
     right = scores.index(max(scores))

@@ -305,14 +305,6 @@ def test_a_ulimit_leaves_less_than_the_machine():
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_evaluate_reads_a_text_shorter_than_the_block_size_it_was_trained_with(helpers, text):
-    dataset = open_dataset(text)
-    model = GPT(GPTConfig(n_layer=1, n_embd=16, n_head=2, vocab_size=256, block_size=5000))
-    config = evaluate.EvaluateConfig()
-    memory.check_evaluation(config, model, dataset, 5000)
-    assert "reads all of it" in helpers.error_of(memory.check_evaluation, config, model, dataset, 5001)
-
-
 def growth(folder):
     """By how many MB the peak of this process grows while it reads thousands of batches."""
     dataset, peaks = open_dataset(folder), []
