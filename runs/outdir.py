@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
@@ -34,6 +33,7 @@ from runs.hardware import Processes
 from runs.loggers import LOGGERS, METRICS, JsonLines
 
 ROOT = Path(__file__).resolve().parents[1]
+KEPT = "ckpt-[1-9]*.pt"  # checkpoints that stay
 NOT_CODE = ("config", "docs", "results", "tests")  # folders that no run reads its code from
 # what a line of metrics.jsonl has, and one of each event besides; rules.wrong_field says how the
 # tables are read
@@ -45,15 +45,10 @@ OF_EVENT: dict = {
     "eval": EVALUATED | {"seconds?": SECONDS, "meters?": (dict, 0, 9999)},
     "end": EVALUATED | {"seconds": SECONDS, "eval_seconds?": SECONDS, "whole?": (bool, 0, 1)},
 }  # fmt: skip
-KEPT = re.compile(r"ckpt-[1-9][0-9]*\.pt")
-# what meters.py and plot.py write of a run: {name: its kind in files.OUTPUTS}
-OF_OTHER_SCRIPTS = {
-    "meters.json": "meters",
-    "page.png": "figure",
-    "maps.png": "figure",
-    "curves.png": "figure",
-    "page.html": "page of a text",
-}
+# what is of the model of a run: its checkpoints, and what meters.py and plot.py write of it
+OF_A_MODEL = (
+    "ckpt.pt", "best.pt", "meters.json", "page.png", "maps.png", "curves.png", "page.html",
+)  # fmt: skip
 
 
 class OutDir:
@@ -98,14 +93,9 @@ class OutDir:
 
     def _lock(self):
         files.claim(self.path, "run", self.config.overwrite)
-        code = [f"code/{name}" for name in code_of_the_project()]
-        folders = set()
-        for name in code:
-            folders.update(str(parent) for parent in Path(name).parents if parent.name)
-        names = ["config.json", METRICS, "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
-        names += sorted(file.name for file in self.path.glob("ckpt-*.pt"))
-        files.check_inside(self.path, names, [*sorted(folders), "tensorboard"])
-        files.check_inside(self.path, code)
+        kept = [file.name for file in self.path.glob(KEPT)]
+        names = ["config.json", METRICS, *OF_A_MODEL, *kept]
+        files.check_inside(self.path, names, ["code", "tensorboard"])
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt
         # alone
@@ -114,17 +104,9 @@ class OutDir:
         if there and self.resumed is None and not self.config.overwrite:
             self.lock.close()
             raise UserError(
-                f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from its ckpt.pt, "
-                "--overwrite=true starts over"
+                f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from "
+                "its ckpt.pt, --overwrite=true starts over"
             )
-        # ckpt.pt was read before the lock was there: the run before may have saved once more
-        if self.resumed is not None:
-            written = os.stat(self.path / "ckpt.pt").st_mtime_ns
-            if written != self.resumed["written"]:
-                self.lock.close()
-                raise UserError(
-                    f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again"
-                )
         files.remove_leftovers(self.path)
 
     def _start(self, about, first_step):
@@ -134,13 +116,14 @@ class OutDir:
         if self.config.logger in LOGGERS:
             logger = LOGGERS[self.config.logger]
             self.loggers.append(logger(self.config, first_step, self.kept))
-        if self.resumed is None:
-            self._remove_old_run()
+        if ROOT != (self.path / "code").resolve():  # a run's copy of the code, which goes on
+            for name in code_of_the_project():
+                copy_code(name, self.path / "code")
+        if self.resumed is None:  # what would be taken for this run's
+            for name in (*OF_A_MODEL, *self.path.glob(KEPT)):
+                (self.path / name).unlink(missing_ok=True)
         about |= {"command": sys.argv, "versions": versions()} | git_state()
         write_text(self.path / "config.json", json.dumps(about, indent=2))
-        is_its_code = ROOT == (self.path / "code").resolve()  # which goes on by itself
-        if not is_its_code:
-            self._write_code()
         self.metrics = JsonLines(self.config, first_step, self.kept)
         self.loggers.append(self.metrics)
 
@@ -158,32 +141,6 @@ class OutDir:
                 if row["val_loss"] >= self.resumed["best_val_loss"]:
                     self.kept.append(row)
 
-    def _remove_old_run(self):
-        """Removes what would be taken for this run's: checkpoints, and what meters.py and plot.py
-        have written. Without overwrite a file of somebody else stays."""
-        for file in self._checkpoints():
-            file.unlink()
-        for name, kind in OF_OTHER_SCRIPTS.items():
-            if self.config.overwrite or files.is_of_kind(self.path / name, kind):
-                (self.path / name).unlink(missing_ok=True)
-
-    def _checkpoints(self):
-        """The files of checkpoints that are there: ckpt.pt, best.pt and those that stay."""
-        last_and_best = [self.path / name for name in ("ckpt.pt", "best.pt")]
-        kept = [file for file in self.path.glob("ckpt-*.pt") if KEPT.fullmatch(file.name)]
-        return [file for file in last_and_best + kept if file.is_file()]
-
-    def _write_code(self):
-        """Writes code/: new files, since an old one may be a hard link to that of another run."""
-        files.make_folder(self.path / "code")
-        for name in code_of_the_project():
-            copy = self.path / "code" / name
-            # of "mine/fast/scan.py" mine, then mine/fast
-            for parent in reversed(Path(name).parents[:-1]):
-                files.make_folder(self.path / "code" / parent)
-            content = (ROOT / name).read_bytes()
-            files.write_whole(copy, lambda file, content=content: file.write(content))
-
     def _save(self, state, is_best):
         # the rows of all steps before this one are on the disk first
         self.metrics.sync()
@@ -195,6 +152,15 @@ class OutDir:
         interval = self.config.keep_interval
         if interval is not None and step > 0 and step % interval == 0:
             files.link_whole(file, self.path / kept_checkpoint(step))
+
+
+def copy_code(name: str, folder: Path) -> None:
+    """Writes a file of the project into the folder, as a new one: an old one may be a hard link to
+    that of another run. UserError for a folder that is a link."""
+    for parent in reversed(Path(name).parents):  # of "mine/fast/scan.py" ., mine, mine/fast
+        files.make_folder(folder / parent)
+    content = (ROOT / name).read_bytes()
+    files.write_whole(folder / name, lambda file: file.write(content))
 
 
 def kept_checkpoint(step: int) -> str:
