@@ -88,7 +88,8 @@ def how_to_prepare(folder: Path | str) -> str:
     """Which script to run: that in data/ whose name is most like the folder's."""
     names = [script.parent.name for script in DATA.glob("*/prepare.py")]
     near = difflib.get_close_matches(Path(folder).name, names, 1, 0.8)
-    return f"run python data/{near[0] if near else '<name>'}/prepare.py"
+    name = near[0] if near else "<name>"
+    return f"run python data/{name}/prepare.py, with the keys that your config's docstring names"
 
 
 def find_checkpoint(path: Path | str) -> Path:

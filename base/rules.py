@@ -52,12 +52,10 @@ class UserError(ValueError):
 
 class DataError(UserError):
     """A UserError about a data set that is not there or does not fit the run. advice: what to do
-    about it, in place of which configurator.report names the command of a config file, where that
-    has one."""
+    about it."""
 
     def __init__(self, text, advice=""):
         super().__init__(f"{text}; {advice}" if advice else text)
-        self.text = escape(text)
 
 
 @dataclasses.dataclass
