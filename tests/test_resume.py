@@ -357,7 +357,7 @@ LIES = {  # of a field of a checkpoint: values that no run has written there
     "run_id": [True, 5, None, [], b"x" * 32, "", "e", "x" * 1000],
     "config": [True, None, 5, [], "config", {5: 1}, {"n_layer": True}, {"n_layers": 2}, {"batch_size": math.inf}],
     "code_files": [True, None, 5, [], ["model.py"], {"model.py": None}, {5: "a"}, {"model.py": {}}],
-    "best_val_loss": NO_NUMBER,
+    "best_val_loss": [True, "1.0", None, math.nan, -math.inf, -1.0, [], {}, torch.ones(())],
     "seconds": NO_NUMBER,
     "eval_seconds": NO_NUMBER,
     "iter_num": [True, "4", None, 4.0, math.nan, math.inf, -1, 10**30, [], torch.ones(())],
