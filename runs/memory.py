@@ -1,4 +1,4 @@
-"""The refusal, before anything is written, of a run or an evaluation that cannot fit into memory.
+"""The refusal, before anything is written, of a run that cannot fit into memory.
 
 What is compared is a lower bound: the tensors that are certainly held at once, activations as one
 vector a token. It is more than all the memory there is, and not what is left just now, so that
@@ -70,10 +70,20 @@ def without_data(config: GPTConfig) -> GPT:
         raise NotEnoughMemory("its config asks for tensors that are too large") from None
 
 
-def check(needed: float, device: str, processes_here: int = 1) -> None:
-    """NotEnoughMemory where a device, or the RAM of processes_here, has fewer bytes in all."""
-    limit = ram_limit() / processes_here
-    if device == "cuda":
+def check_training(config, dataset: Dataset, processes: Processes) -> None:
+    """NotEnoughMemory where the weights, gradients and batch of a run need more bytes than the
+    device, or the RAM of the processes on this machine, has in all."""
+    states = 2 * sum(p.nbytes for p in without_data(config).parameters())
+    if is_fsdp(config, processes.world_size):
+        states /= processes.world_size
+    micro_steps = config.gradient_accumulation_steps // processes.world_size
+    tokens = config.batch_size * dataset.longest("train", config.block_size)
+    batch = 16 * tokens * micro_steps  # ids and labels
+    stream = 4 * config.n_embd * tokens  # the residual stream, once
+    sums = 48 * config.block_size  # of an evaluation (evaluate.add_scores)
+    needed = states + batch + stream + sums
+    limit = ram_limit() / processes.local_size
+    if processes.device_type == "cuda":
         _, limit = torch.cuda.mem_get_info()
     if needed > limit:
         raise NotEnoughMemory(
@@ -82,40 +92,13 @@ def check(needed: float, device: str, processes_here: int = 1) -> None:
         )
 
 
-def bytes_of_pass(config: GPTConfig, tokens: int, dataset: Dataset, block_size: int) -> int:
-    """A lower bound for one forward pass: ids and labels, one vector a token, and what
-    evaluate.add_scores adds up at each position of a slice."""
-    sums = 48 * block_size * max(1, len(dataset.slices))
-    return 16 * tokens + 4 * config.n_embd * tokens + sums
-
-
-def check_training(config, dataset: Dataset, processes: Processes) -> None:
-    """NotEnoughMemory for a run whose weights, gradients and batch do not fit."""
-    states = 2 * sum(p.nbytes for p in without_data(config).parameters())
-    if is_fsdp(config, processes.world_size):
-        states /= processes.world_size
-    tokens = config.batch_size * dataset.longest("train", config.block_size)
-    micro_steps = config.gradient_accumulation_steps // processes.world_size
-    rows = 16 * tokens * micro_steps  # the ids and labels of a step
-    needed = states + rows + bytes_of_pass(config, tokens, dataset, config.block_size)
-    check(needed, processes.device_type, processes.local_size)
-
-
 def check_evaluation(
     config, model: GPT, dataset: Dataset, block_size: int, processes_here: int = 1
 ) -> None:
-    """NotEnoughMemory for the rows of evaluate.py or meters.py; UserError for windows longer than
-    the text."""
-    counts = dataset.counts(config.split)
-    length = dataset.longest(config.split, block_size)
-    tokens = counts["tokens"]
+    """UserError for windows longer than the text."""
+    tokens = dataset.counts(config.split)["tokens"]
     if dataset.kind == "stream" and block_size > max(model.config.block_size, tokens - 1):
         raise UserError(
             f"block_size={block_size}: {config.split} has {tokens} tokens, "
             f"so {tokens - 1} reads all of it"
         )
-    rows_there = counts.get("rows") or -(-tokens // length)
-    rows_at_once = getattr(config, "batch_size", None) or config.rows
-    rows = min(rows_at_once, rows_there)
-    needed = bytes_of_pass(model.config, rows * length, dataset, block_size)
-    check(needed, model.wte.weight.device.type, processes_here)

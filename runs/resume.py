@@ -19,14 +19,12 @@ from gate import Gate
 from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
+from runs.checkpoint import OF_A_RUN
 from runs.outdir import code_sha256
 from runs.parallel import load_moments, named_parameters
 
 # the fields of a checkpoint without which no run goes on from it
-NEEDED = (
-    "optimizer", "scaler", "rng", "iter_num", "seconds", "eval_seconds", "best_val_loss",
-    "run_id", "config", "data", "dtype", "new", "code_files",
-)  # fmt: skip
+NEEDED = ("iter_num", "data", "dtype", *(name.rstrip("?") for name in OF_A_RUN))
 # keys that never come from a checkpoint's config: dtype, since "auto" was derived there
 OF_THIS_START = ("out_dir", "init_from", "overwrite", "kernels", "keep_moments", "dtype")
 OF_SCHEDULE = ("schedule", "decay_iters", "lr_decay_iters", "min_lr")

@@ -269,12 +269,6 @@ def test_too_large_a_run_is_refused_before_anything_is_written(helpers, mqar, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_what_fits_to_the_byte_is_not_refused(helpers, monkeypatch):
-    monkeypatch.setattr(memory, "ram_limit", lambda: 200)
-    memory.check(100, "cpu", processes_here=2)
-    assert "101B of memory are needed" in helpers.error_of(memory.check, 101, "cpu", processes_here=2).replace(".", "")
-
-
 def test_a_container_a_job_around_it_and_a_ulimit_allow_less_than_the_machine_has(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "CGROUP_OF_PROCESS", tmp_path / "gone")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
