@@ -7,7 +7,7 @@ before any work.
         n_layer: int = key(12, "number of blocks", at_least=1)
         device: str = key("auto", "where to run", choices=("auto", "cpu", "cuda", "mps"))
 
-    config = load(Config, argv)    # python train.py config/small.py --n_layer=6 --config_override='{"device": "cpu"}'
+    config = load(Config, argv)    # python train.py config/small.py --n_layer=6
 
     begin(__name__, Config, __doc__)    # on top of a script, before it imports torch
 

@@ -3,9 +3,9 @@
     save("out/ckpt.pt", {"model": weights, ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
 
-FIELDS and OF_A_RUN list what one of train.py's holds. A folder that hub/export.py wrote has model, model_args,
-iter_num, data and dtype, and is loaded in the same way. Both have a format number. A folder of
-transformers is read as hub/export.py --from_hf reads it (hub/huggingface.py).
+FIELDS and OF_A_RUN list what one of train.py's holds. A folder that hub/export.py wrote has model,
+model_args, iter_num, data and dtype, and is loaded in the same way. Both have a format number. A
+folder of transformers is read as hub/export.py --from_hf reads it (hub/huggingface.py).
 """
 
 import json
@@ -31,7 +31,7 @@ from runs.memory import NotEnoughMemory, without_data
 OF_FOLDERS = {".gguf", *(Path(name).suffix for name in CHECKPOINTS[1:])}
 TEXT = (str, 0, 999)
 SECONDS = (float, 0, 1e12)
-# what a checkpoint holds beside "model", its weights; rules.wrong_field says how the tables are read
+# what a checkpoint holds beside "model", its weights; base/rules.py says how the tables are read
 FIELDS = {
     "format?": (int, 0, 1 << 30),
     "model_args": (dict, 0, 999),
@@ -87,8 +87,8 @@ def load(path: Path | str, mapped: bool = False) -> dict:
     number = checkpoint.get("format")
     if number != FORMAT:
         raise UserError(
-            f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: take the "
-            "version of the code that wrote it; hub/export.py --from_hf reads nanoGPT's"
+            f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: take "
+            "the version of the code that wrote it; hub/export.py --from_hf reads nanoGPT's"
         )
     wrong = wrong_field(checkpoint, OF_A_RUN)
     if wrong:
@@ -198,5 +198,6 @@ def check_same_meaning(checkpoint: dict, dataset: Dataset) -> None:
         theirs = checkpoint.get("data", {}).get(name, ours)
         if ours != theirs:
             raise UserError(
-                f"{dataset.folder}: its {name} is {show(ours)}, the model was trained with {show(theirs)}"
+                f"{dataset.folder}: its {name} is {show(ours)}, the model was trained with "
+                f"{show(theirs)}"
             )

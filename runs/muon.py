@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024), which `--optimizer=muon` gives to the matrices of the blocks; AdamW
 has all the rest.
 
-    parts = matrices_of(model)                                       # {weight: the rows of each matrix in it}
+    parts = matrices_of(model)                          # {weight: the rows of each matrix in it}
     Muon([{"params": named, "weight_decay": 0.1}], parts, lr=6e-4)
 
 A step goes along U V^T, where U S V^T is the singular value decomposition of the mean gradient of

@@ -1,6 +1,6 @@
 """out_dir holds the files of a run, and only one run at a time writes them.
 
-    with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
+    with OutDir(config, processes, resumed) as out:         # UserError for another's folder
         out.start(about, first_step=0)                      # config.json, code/, the loggers
         out.log({"event": "train", "step": 0, "loss": 10.8})
         out.save(checkpoint, is_best=True)                  # best.pt, ckpt.pt
@@ -27,7 +27,6 @@ import torch
 from base import files
 from base.configurator import UserError
 from base.files import write_text
-from base.rules import wrong_field
 from runs import checkpoint as checkpoints
 from runs.hardware import Processes
 from runs.loggers import LOGGERS, METRICS, JsonLines
@@ -35,16 +34,7 @@ from runs.loggers import LOGGERS, METRICS, JsonLines
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = "ckpt-[1-9]*.pt"  # checkpoints that stay
 NOT_CODE = ("config", "docs", "results", "tests")  # folders that no run reads its code from
-# what a line of metrics.jsonl has, and one of each event besides; rules.wrong_field says how the
-# tables are read
-ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}
-NUMBER, NOT_NEGATIVE, SECONDS = (float, -1e30, 1e30), (float, 0, 1e30), (float, 0, 1e12)
-EVALUATED = {"val_loss": NOT_NEGATIVE, "accuracy": (float, 0, 1), "labels": (int, 1, 1 << 60)}
-OF_EVENT: dict = {
-    "train": {"loss": NUMBER, "tokens_per_second": NOT_NEGATIVE, "grad_norm?": (*NOT_NEGATIVE, None)},
-    "eval": EVALUATED | {"seconds?": SECONDS, "meters?": (dict, 0, 9999)},
-    "end": EVALUATED | {"seconds": SECONDS, "eval_seconds?": SECONDS, "whole?": (bool, 0, 1)},
-}  # fmt: skip
+ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what a line of metrics.jsonl has
 # what is of the model of a run: its checkpoints, and what meters.py and plot.py write of it
 OF_A_MODEL = (
     "ckpt.pt", "best.pt", "meters.json", "page.png", "maps.png", "curves.png", "page.html",
@@ -169,14 +159,9 @@ def kept_checkpoint(step: int) -> str:
 
 
 def read_metrics(file: Path) -> list[dict]:
-    """The rows of a run's metrics.jsonl; none where there is no file. Raises UserError, which names
-    the line and the field, for one that is damaged or lacks what rows of its event have."""
-    rows = files.read_jsonl(file, ROW)
-    for number, row in enumerate(rows, 1):
-        wrong = wrong_field(row, OF_EVENT.get(row["event"], {}))
-        if wrong:
-            raise UserError(f"{file} line {number}: {wrong}; remove the line")
-    return rows
+    """The rows of a run's metrics.jsonl; none where there is no file. UserError names a damaged
+    line."""
+    return files.read_jsonl(file, ROW)
 
 
 def code_of_the_project() -> list[str]:

@@ -22,7 +22,7 @@ import model
 import train
 from base import configurator, files
 from runs import checkpoint as checkpoints
-from runs import hardware, outdir
+from runs import hardware
 from runs.checkpoint import load_model
 from runs.resume import where_to_start
 
@@ -393,37 +393,13 @@ def test_before_the_first_evaluation_there_is_no_best_loss(run, keys, monkeypatc
     assert checkpoints.load(run("out", init_from="resume"))["best_val_loss"] < 5
 
 
-WRONG_ROWS = [  # (the event of a row, what is changed in it, what is named)
-    ("train", {"step": "x"}, "damaged"), ("train", {"event": 5}, "damaged"), ("train", {"step": -1}, "damaged"),
-    *((event, {name: wrong}, name) for event, name in [
-        ("train", "loss"), ("train", "tokens_per_second"), ("eval", "val_loss"), ("eval", "accuracy"),
-        ("eval", "labels"), ("end", "val_loss"), ("end", "accuracy"), ("end", "labels"), ("end", "seconds"),
-    ] for wrong in ("gone", True, "1", None, [], 1e300)),
-    ("eval", {"accuracy": 2.0}, "accuracy"), ("eval", {"labels": 0}, "labels"), ("eval", {"seconds": -1}, "seconds"),
-    ("eval", {"meters": []}, "meters"), ("end", {"whole": 1}, "whole"), ("end", {"eval_seconds": []}, "eval_seconds"),
-    ("train", {"grad_norm": "x"}, "grad_norm"),
-]  # fmt: skip
-
-
-def test_a_row_of_the_metrics_that_lacks_a_field_or_lies_is_named_with_its_line(trained, helpers, tmp_path):
-    rows, file = helpers.metrics(trained), tmp_path / "metrics.jsonl"
-    for event, changed, named in WRONG_ROWS:
-        number = next(i for i, row in enumerate(rows) if row["event"] == event)
-        wrong = {name: value for name, value in (rows[number] | changed).items() if value != "gone"}
-        lines = [json.dumps(row) for row in [*rows[:number], wrong, *rows[number + 1 :]]]
-        file.write_text("\n".join(lines) + "\n")
-        message = helpers.error_of(outdir.read_metrics, file)
-        assert message.startswith(f"{file} line {number + 1}: "), message
-        assert named in message and message.endswith("; remove the line"), message
-
-
-def test_a_run_does_not_go_on_over_a_row_without_its_fields(keys, helpers):
+def test_a_run_does_not_go_on_over_a_damaged_row_which_is_named_with_its_line(keys, helpers):
     out = helpers.train(**keys("out", max_iters=4))
     rows = (out / "metrics.jsonl").read_text()
-    for wrong in ('{"event": "eval", "step": 0}', '{"event": "train", "step": 1}'):
+    for wrong in ('{"event": "eval"}', '{"event": 5, "step": 1}', '{"event": "train", "step": -1}', '{"event": "tr'):
         (out / "metrics.jsonl").write_text(f"{wrong}\n{rows}")
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume"))
-        assert re.fullmatch(rf"{out}/metrics.jsonl line 1: it has no (val_loss|loss); remove the line", message)
+        assert message == f"{out}/metrics.jsonl line 1: damaged; remove the line"
         assert (out / "metrics.jsonl").read_text() == f"{wrong}\n{rows}"
 
 
