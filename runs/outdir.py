@@ -35,10 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = "ckpt-[1-9]*.pt"  # checkpoints that stay
 NOT_CODE = ("config", "docs", "results", "tests")  # folders that no run reads its code from
 ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what a line of metrics.jsonl has
-# what is of the model of a run: its checkpoints, and what meters.py and plot.py write of it
-OF_A_MODEL = (
-    "ckpt.pt", "best.pt", "meters.json", "page.png", "maps.png", "curves.png", "page.html",
-)  # fmt: skip
+# what meters.py and plot.py write of a run
+OF_OTHER_SCRIPTS = ("meters.json", "page.png", "maps.png", "curves.png", "page.html")
 
 
 class OutDir:
@@ -84,7 +82,7 @@ class OutDir:
     def _lock(self):
         files.claim(self.path, "run", self.config.overwrite)
         kept = [file.name for file in self.path.glob(KEPT)]
-        names = ["config.json", METRICS, *OF_A_MODEL, *kept]
+        names = ["config.json", METRICS, "ckpt.pt", "best.pt", *kept, *OF_OTHER_SCRIPTS]
         files.check_inside(self.path, names, ["code", "tensorboard"])
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt
@@ -110,7 +108,10 @@ class OutDir:
             for name in code_of_the_project():
                 copy_code(name, self.path / "code")
         if self.resumed is None:  # what would be taken for this run's
-            for name in (*OF_A_MODEL, *self.path.glob(KEPT)):
+            old = ["ckpt.pt", "best.pt", *self.path.glob(KEPT)]
+            if self.config.overwrite:
+                old += OF_OTHER_SCRIPTS
+            for name in old:
                 (self.path / name).unlink(missing_ok=True)
         about |= {"command": sys.argv, "versions": versions()} | git_state()
         write_text(self.path / "config.json", json.dumps(about, indent=2))
