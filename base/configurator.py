@@ -7,7 +7,7 @@ before any work.
         n_layer: int = key(12, "number of blocks", at_least=1)
         device: str = key("auto", "where to run", choices=("auto", "cpu", "cuda", "mps"))
 
-    config = load(Config, argv)    # python train.py config/small.py --n_layer=6 --config_override='{"device": "cpu"}'
+    config = load(Config, argv)    # python train.py config/small.py --n_layer=6
 
     begin(__name__, Config, __doc__)    # on top of a script, before it imports torch
 
@@ -24,7 +24,6 @@ import ast
 import copy
 import ctypes
 import dataclasses
-import difflib
 import functools
 import json
 import operator
@@ -37,8 +36,8 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from base.files import is_of_memory, one_line, parse_json, read_regular, refuse_twice
-from base.rules import DataError, Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
+from base.files import find_path, is_of_memory, one_line, parse_json, read_regular, refuse_twice
+from base.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong_field
 from base.streams import end_at_once_by, open_streams
 
 
@@ -100,61 +99,30 @@ def run(main: Callable, needs_stdout: bool = True) -> None:
 def report(error: BaseException) -> Any:
     """Prints on standard error why a script ends, and returns its exit status. Under torchrun each
     process prints its own line: which one ends first is not known."""
-    text = escape(str(error).strip().partition("\n")[0][:300])
     if isinstance(error, SystemExit):
         return error.code or 0
+    text = escape(str(error).strip().partition("\n")[0][:300])
+    status = 1
     if isinstance(error, UserError):
         status = 2
         line = f"error: {error}"
-        if isinstance(error, DataError):
-            command = command_of_configs(sys.argv[1:])
-            if command:
-                line = f"error: {error.text}; {command}"
     elif isinstance(error, KeyboardInterrupt):
         status = 130
         line = "interrupted"
     elif is_of_memory(error):
-        status = 1
         reason = text or "malloc failed"
         line = f"error: not enough memory ({reason}); lower batch_size or the model"
     elif isinstance(error, OSError):
-        status = 1
         line = f"error: {text}"
     else:
         traceback.print_exception(error)
-        return 1
+        return status
     print(line, file=sys.stderr)
     return status
 
 
-def command_of_configs(argv: list[str]) -> str:
-    """Says how the data are made that the config files of a command line train on, as the last of
-    them that names data tells in its docstring; nothing where it tells nothing, or where the
-    command line names other data."""
-    if any(word.startswith(("--dataset=", "--config_override=")) for word in argv):
-        return ""
-    for path in reversed(
-        [word for word in argv if word.endswith(".py") and not word.startswith("-")]
-    ):
-        try:
-            text, names_data = (
-                read_regular(path, 1 << 20).decode(),
-                "dataset" in read_config_file(path),
-            )
-            lines = (ast.get_docstring(ast.parse(text)) or "").splitlines()
-        except (UserError, SyntaxError, ValueError):
-            return ""
-        commands = [line.strip() for line in lines if line.strip().startswith("python data/")]
-        if commands:
-            return f"{escape(path)} is for the data of: {escape('; '.join(commands))}"
-        if names_data:
-            return ""
-    return ""
-
-
 # 64 bits, and float32: the values go into tensors
 WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}
-MOST_PARTS, DEEPEST = 100_000, 50  # of one value of a config
 # as JSON spells them, and as people do
 LITERALS = {"true": True, "false": False, "null": None, "none": None}
 
@@ -185,11 +153,11 @@ def key(
 def rules_of(config_class: type) -> dict[str, Rule]:
     """The rule of each key of a class."""
     hints = typing.get_type_hints(config_class)
-    fields = [field for field in dataclasses.fields(config_class) if field.init]
-    return {
-        field.name: _rule_of(hints[field.name], field.metadata.get("checks", {}))
-        for field in fields
-    }
+    rules = {}
+    for field in dataclasses.fields(config_class):
+        if field.init:
+            rules[field.name] = _rule_of(hints[field.name], field.metadata.get("checks", {}))
+    return rules
 
 
 def _rule_of(hint, checks):
@@ -229,59 +197,35 @@ def check_choice(label: str, value: object, choices: Collection) -> None:
 
 
 def _check(config_class, values, source=""):
-    rules, prefix, checked = rules_of(config_class), f"{source}: " if source else "", {}
+    rules = rules_of(config_class)
+    prefix = f"{source}: " if source else ""
+    checked = {}
     for name, value in values.items():
         if name not in rules:
-            ours = getattr(config_class, "elsewhere", {}).get(name)
-            hint = (
-                f": here it is {ours}" if ours else did_you_mean(name, [*rules, "config_override"])
-            )
+            hint = did_you_mean(name, [*rules, "config_override"])
+            elsewhere = getattr(config_class, "elsewhere", {})
+            if name in elsewhere:
+                hint = f": here it is {elsewhere[name]}"
             raise UserError(f"{prefix}unknown key {show(name)}{hint}")
-        if not is_small(value):
-            raise UserError(
-                f"{prefix}{name}: has over {MOST_PARTS:,} values, or is nested over {DEEPEST} deep"
-            )
         checked[name] = _read(value, rules[name])
         words = wrong_field(checked[name], rules[name], prefix + name)
         if words:
-            is_text = isinstance(checked[name], str) and rules[name].kind in (int, float)
-            raise UserError(words + " (digits, + - * /)" * is_text)
+            raise UserError(words)
     return checked
-
-
-def is_small(value: Any) -> bool:
-    """Whether a list or dict has at most MOST_PARTS values at any depth, and is at most DEEPEST
-    deep. `a = [a, a]`, forty times in a config file, would take all memory when it is read or
-    printed."""
-    waiting, n_parts = [(value, 0)], 0
-    while waiting:
-        part, depth = waiting.pop()
-        n_parts += 1
-        if n_parts > MOST_PARTS or depth > DEEPEST:
-            return False
-        if isinstance(part, dict):
-            waiting += [(inner, depth + 1) for inner in part.values()]
-        elif isinstance(part, list | tuple):
-            waiting += [(inner, depth + 1) for inner in part]
-    return True
 
 
 def _read(value, rule):
     """The value as the type that the rule asks for. One that cannot be read stays as it is, and
     breaks the rule."""
-    kind, text = rule.kind, value.strip() if isinstance(value, str) else None
+    kind = rule.kind
     if kind is str:
-        # nanoGPT's compile = False, of auto, true, false
-        if value in ("True", "False") or isinstance(value, bool):
-            return str(value).lower() if str(value).lower() in rule.choices else value
+        word = str(value).lower()
+        if word in ("true", "false") and word in rule.choices:  # nanoGPT's compile = False
+            return word
         # gate="none" is a name
         return None if rule.optional and value in ("None", "null") else value
-    if (
-        kind is list
-        and text is not None
-        and text[:1] not in ("[", "(")
-        and not (rule.optional and text == "None")
-    ):
+    text = value.strip() if isinstance(value, str) else None
+    if kind is list and text is not None and text != "None" and text[:1] not in ("[", "("):
         words = [word.strip() for word in text.split(",")] if text else []
         value = value if "" in words else words
     elif text is not None:
@@ -363,12 +307,11 @@ def find_files(config_class: type, values: dict) -> None:
 def _merged(before, after, merge):
     """Both dicts in one. The later value of a name wins; under a name in `merge`, two dicts are
     joined likewise."""
-    both = [
-        name
-        for name in merge
-        if isinstance(before.get(name), dict) and isinstance(after.get(name), dict)
-    ]
-    return before | after | {name: before[name] | after[name] for name in both}
+    values = before | after
+    for name in merge:
+        if isinstance(before.get(name), dict) and isinstance(after.get(name), dict):
+            values[name] = before[name] | after[name]
+    return values
 
 
 def _help(config_class, positional, program, description):
@@ -377,15 +320,15 @@ def _help(config_class, positional, program, description):
     lines = [f"usage: python {program}{words} [--key=value ...]", "", about, "", "keys:", ""]
     for field in (field for field in dataclasses.fields(config_class) if field.init):
         default = field.metadata["default"]
-        default = default if isinstance(default, str | None) else json.dumps(default)
+        if not isinstance(default, str | None):
+            default = json.dumps(default)
         rule = rules_of(config_class)[field.name]
         allowed = f"a list, each item {rule.items.words()}" if rule.items else rule.words()
-        lines.append(
-            f"  --{field.name}={escape(str(default))}\n        {field.metadata['help']} ({allowed})"
-        )
-    return "\n".join(
-        [*lines, "  --config_override={}\n        several keys at once (a JSON object)"]
-    )
+        lines.append(f"  --{field.name}={escape(str(default))}")
+        lines.append(f"        {field.metadata['help']} ({allowed})")
+    lines.append("  --config_override={}")
+    lines.append("        several keys at once (a JSON object)")
+    return "\n".join(lines)
 
 
 ARITHMETIC = {
@@ -395,8 +338,8 @@ ARITHMETIC = {
     ast.Div: operator.truediv,
 }
 ALLOWED = (
-    "allowed are lines `name = value`, where a value is a number, string, True, False, None, list, tuple, dict, "
-    "+ - * / between numbers, or a name assigned above"
+    "allowed are lines `name = value`, where a value is a number, string, True, False, None, "
+    "list, tuple, dict, + - * / between numbers, or a name assigned above"
 )
 
 
@@ -407,15 +350,10 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
     path = os.fspath(path)
     if not path.endswith(".py"):
         raise UserError(f"{path!r}: a config file ends in .py")
-    file = Path(path)
-    if not os.path.exists(file) and os.path.isdir(file.parent):
-        near = difflib.get_close_matches(
-            file.stem, [other.stem for other in file.parent.glob("*.py")], 1
-        )
-        raise UserError(
-            f"{path}: no such file{did_you_mean(path, [file.with_stem(name) for name in near])}"
-        )
-    values, line, content = {}, 1, read_regular(path, 1 << 20)
+    find_path(path)
+    content = read_regular(path, 1 << 20)
+    values = {}
+    line = 1
     try:
         for statement in ast.parse(content).body:
             line = statement.lineno
@@ -427,14 +365,12 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
                 case _:
                     raise ValueError(ALLOWED)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
-        line, words = (
-            getattr(error, "lineno", line),
-            getattr(error, "msg", str(error)) or "nested too deep",
-        )
+        line = getattr(error, "lineno", line)
+        words = getattr(error, "msg", str(error)) or "nested too deep"
         raise UserError(f"{path} line {line}: {words}") from None
     if "include" in values:
         with one_line(f"{path}: its include leads back to it", RecursionError):
-            base = read_config_file(file.parent / str(values.pop("include")), merge)
+            base = read_config_file(Path(path).parent / str(values.pop("include")), merge)
         values = _merged(base, values, merge)
     return values
 

@@ -77,8 +77,8 @@ def parts_of_mixture(name: Path | str) -> dict[str, int]:
         part = re.fullmatch(r" *(.+):([1-9]\d{0,3}) *", word)
         if not part or part[1] in parts:
             raise UserError(
-                f"{show(str(name))}: a mixture has folders, each once, and whole numbers up to 9999, "
-                "as in data/a:7,data/b:3: of 10 examples 7 are of a"
+                f"{show(str(name))}: a mixture has folders, each once, and whole numbers up to "
+                "9999, as in data/a:7,data/b:3"
             )
         parts[part[1]] = int(part[2])
     return parts
@@ -88,7 +88,8 @@ def how_to_prepare(folder: Path | str) -> str:
     """Which script to run: that in data/ whose name is most like the folder's."""
     names = [script.parent.name for script in DATA.glob("*/prepare.py")]
     near = difflib.get_close_matches(Path(folder).name, names, 1, 0.8)
-    return f"run python data/{near[0] if near else '<name>'}/prepare.py"
+    name = near[0] if near else "<name>"
+    return f"run python data/{name}/prepare.py, with the keys that your config's docstring names"
 
 
 def find_checkpoint(path: Path | str) -> Path:
@@ -340,7 +341,8 @@ def check_output(path: Path | str, kind: str, key: str = "") -> None:
         raise UserError(f"{name}: must end in {OUTPUTS[kind][0]}")
     if is_there and not is_of_kind(path, kind):
         raise UserError(
-            f"{name}: is something else already, which would be replaced; name another file or move it"
+            f"{name}: is something else already, which would be replaced; name another file, or "
+            "move it"
         )
 
 
@@ -372,8 +374,8 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise InUse(
-                        f"{folder}: {owner or 'another process'} is running in it; wait, stop it, or "
-                        "take another out_dir"
+                        f"{folder}: {owner or 'another process'} is running in it; wait, stop it, "
+                        "or take another out_dir"
                     ) from None
                 time.sleep(0.1)
             except OSError:  # of a file system without locks
@@ -414,12 +416,13 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
             marked = marker.read_text(encoding="utf-8", errors="replace").strip()
     if marked != kind:
         raise UserError(
-            f"{folder}: is the folder of another kind of output, {show(marked)}; name another folder"
+            f"{folder}: is the folder of another kind of output, {show(marked)}; name another "
+            "folder"
         )
     if not is_marked and others and not overwrite:
         raise UserError(
-            f"{folder}: holds what is not of this project ({', '.join(others[:3])[:99]}); name another "
-            "folder, or add --overwrite=true: files of the same names are then replaced"
+            f"{folder}: holds what is not of this project ({', '.join(others[:3])[:99]}); name "
+            "another folder, or add --overwrite=true: files of the same names are then replaced"
         )
     if not is_marked:
         write_text(marker, f"{kind}\n")

@@ -3,11 +3,12 @@ What a value from outside may be: a key of a command line, a field of a meta fil
 somebody's model.
 
     wrong_field(3, (int, 0, 9))                             None: nothing is wrong
-    wrong_field({"a": "x"}, {"a": (int, 0, 9)}, "meta")     "meta.a='x': must be a whole number of at least 0 and ..."
+    wrong_field({"a": "x"}, {"a": (int, 0, 9)}, "meta")     "meta.a='x': must be a whole ..."
 
 A rule is one of
 
-    Rule(int, above=0)          of a type, with limits: of a number itself, and of the length of a text, list or dict
+    Rule(int, above=0)          of a type, with limits: of a number, or of the length of a text,
+                                list or dict
     (int, least, most)          short for Rule(int, at_least=least, at_most=most)
     (int, least, most, None)    the same, or None
     {"a", "b"}                  one of these texts
@@ -52,12 +53,10 @@ class UserError(ValueError):
 
 class DataError(UserError):
     """A UserError about a data set that is not there or does not fit the run. advice: what to do
-    about it, in place of which configurator.report names the command of a config file, where that
-    has one."""
+    about it."""
 
     def __init__(self, text, advice=""):
         super().__init__(f"{text}; {advice}" if advice else text)
-        self.text = escape(text)
 
 
 @dataclasses.dataclass
@@ -88,16 +87,11 @@ class Rule:
         if not is_kind or self.choices and value not in self.choices:
             return False
         size = len(value) if isinstance(value, str | list | dict) else value
-        for name, limit in self.limits().items():
-            keeps = LIMITS[name]
-            if not keeps(size, limit):
+        for name, keeps in LIMITS.items():
+            limit = getattr(self, name)
+            if limit is not None and not keeps(size, limit):
                 return False
         return True
-
-    def limits(self) -> dict[str, float]:
-        """{name in LIMITS: its value} of those that it has."""
-        every = {name: getattr(self, name) for name in LIMITS}
-        return {name: limit for name, limit in every.items() if limit is not None}
 
     def words(self, value: object = None) -> str:
         """What is allowed. `value` is what was given: it decides the nearest choice."""
@@ -111,8 +105,10 @@ class Rule:
     def words_of_limits(self) -> str:
         """ " of at least 1 and below 5", or nothing."""
         limits = []
-        for name, limit in self.limits().items():
-            if abs(limit) < 1 << 50:  # those of 64 bits, or of float32, go without saying
+        for name in LIMITS:
+            limit = getattr(self, name)
+            # those of 64 bits, or of float32, go without saying
+            if limit is not None and abs(limit) < 1 << 50:
                 limits.append(f"{name.replace('_', ' ')} {limit}")
         words = " and ".join(limits)
         if not words or self.kind is bool:

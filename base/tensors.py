@@ -35,7 +35,8 @@ def load_torch(path: Path | str, mapped: bool = False) -> Any:
             damaged = archive.testzip()  # torch checks no checksum; this takes 0.2 s for 500 MB
         if damaged is not None:
             raise UserError(
-                f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another checkpoint"
+                f"{path}: damaged, the checksum of {damaged[:60]!r} in it is wrong; use another "
+                "checkpoint"
             )
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -80,7 +81,8 @@ def load_folder(file: Path) -> dict:
     with one_line(f"{file}: damaged, or no safetensors"):
         if about.get("sha256") != sha256_of_file(file):
             raise UserError(
-                f"{file}: damaged, or not the file that its config.json describes (its sha256 differs)"
+                f"{file}: damaged, or not the file that its config.json describes (its sha256 "
+                "differs)"
             )
         return about | {"model": library.torch.load_file(file)}
 
@@ -105,7 +107,7 @@ def wrong_tensor(tensor: Any) -> str | None:
     if not is_plain:
         return "is no plain tensor"
     if tensor.dtype not in WEIGHT_DTYPES:
-        return f"is {tensor.dtype}, which is not read: write it as float64, float32, float16 or bfloat16"
+        return f"is {tensor.dtype}: write it as float64, float32, float16 or bfloat16"
     if tensor.numel():
         least, most = tensor.aminmax()  # NaN if there is one; takes no memory
         if not max(-least, most) <= torch.finfo(torch.float32).max:

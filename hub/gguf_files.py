@@ -18,7 +18,7 @@ import torch
 
 from base.configurator import UserError, show
 from base.files import one_line
-from runs.memory import ram_available
+from runs.memory import ram_limit
 
 INSTALL = "a GGUF file needs a library: pip install gguf"
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
@@ -146,8 +146,8 @@ def check_sizes(tensors: list, size: int) -> None:
         if end > size:
             raise UserError(f"tensor {show(tensor.name)} ends behind the file, which is cut short")
         needed += 4 * int(tensor.n_elements)
-    if needed > ram_available():
-        raise UserError(f"its tensors need {needed / 1e9:.1f} GB of memory, and less is left")
+    if needed > ram_limit():
+        raise UserError(f"its tensors need {needed / 1e9:.1f} GB of memory, and there is less")
 
 
 def usual_name(name: str) -> str | None:

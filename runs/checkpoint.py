@@ -3,9 +3,9 @@
     save("out/ckpt.pt", {"model": weights, ...})
     model, checkpoint = load_model("out/ckpt.pt", device="cpu")
 
-FIELDS and OF_A_RUN list what one of train.py's holds. A folder that hub/export.py wrote has model, model_args,
-iter_num, data and dtype, and is loaded in the same way. Both have a format number. A folder of
-transformers is read as hub/export.py --from_hf reads it (hub/huggingface.py).
+FIELDS and OF_A_RUN list what one of train.py's holds. A folder that hub/export.py wrote has model,
+model_args, iter_num, data and dtype, and is loaded in the same way. Both have a format number. A
+folder of transformers is read as hub/export.py --from_hf reads it (hub/huggingface.py).
 """
 
 import json
@@ -18,7 +18,7 @@ import variants  # noqa: F401  a checkpoint may have any mixer
 from base import configurator
 from base.configurator import UserError, show
 from base.files import CHECKPOINTS, find_checkpoint, one_line, sha256_of_file, write_whole
-from base.rules import Rule, wrong_field
+from base.rules import wrong_field
 from base.tensors import FORMAT, about_folder, check_tensors, load_folder, load_torch
 from data.meta import MAX_VOCAB
 from data.shards import Dataset, open_dataset
@@ -27,18 +27,11 @@ from model import GPT, GPTConfig
 from runs.hardware import DTYPES, Processes
 from runs.memory import NotEnoughMemory, without_data
 
-WITHOUT_FORMAT = "of version 0.2, which the code of commit fa2548f reads, or nanoGPT's, for hub/export.py --from_hf"
-# the last code that reads the tensors of checkpoint=sharded
-LAST_WITH_SHARDS = "27a232e"
 # of a file with a config.json beside it
 OF_FOLDERS = {".gguf", *(Path(name).suffix for name in CHECKPOINTS[1:])}
 TEXT = (str, 0, 999)
 SECONDS = (float, 0, 1e12)
-SCALER = {  # of float16; in another dtype it is off, and has no state
-    "scale": Rule(float, above=0, at_most=1e38), "growth_factor": (float, 1, 1e9), "backoff_factor": (float, 1e-9, 1),
-    "growth_interval": (int, 1, 1 << 60), "_growth_tracker": (int, 0, 1 << 60),
-}  # fmt: skip
-# what a checkpoint holds beside "model", its weights; rules.wrong_field says how the tables are read
+# what a checkpoint holds beside "model", its weights; base/rules.py says how the tables are read
 FIELDS = {
     "format?": (int, 0, 1 << 30),
     "model_args": (dict, 0, 999),
@@ -60,7 +53,6 @@ FIELDS = {
 # and what a run goes on from
 OF_A_RUN = {
     "config?": {str: object},
-    "new?": [TEXT, 0, 1 << 20],  # the parameters that the weights it started from lacked
     "optimizer?": {"state": {str: (dict, 0, 99)}},  # resume.check_moments looks at the tensors
     "scaler?": (dict, 0, 99),
     "rng?": object,
@@ -93,14 +85,9 @@ def load(path: Path | str, mapped: bool = False) -> dict:
         json.dumps([checkpoint.get(name) for name in ("model_args", "data")], allow_nan=False)
     number = checkpoint.get("format")
     if number != FORMAT:
-        reason = WITHOUT_FORMAT if number is None else "take the version of the code that wrote it"
         raise UserError(
-            f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: {reason}"
-        )
-    if "shards" in checkpoint:
-        raise UserError(
-            f"{path}: its tensors are in shards beside it; export.py --whole of commit {LAST_WITH_SHARDS} makes "
-            "one file of them, and this version reads that"
+            f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: take "
+            "the version of the code that wrote it; hub/export.py --from_hf reads nanoGPT's"
         )
     wrong = wrong_field(checkpoint, OF_A_RUN)
     if wrong:
@@ -209,5 +196,6 @@ def check_same_meaning(checkpoint: dict, dataset: Dataset) -> None:
         theirs = checkpoint.get("data", {}).get(name, ours)
         if ours != theirs:
             raise UserError(
-                f"{dataset.folder}: its {name} is {show(ours)}, the model was trained with {show(theirs)}"
+                f"{dataset.folder}: its {name} is {show(ours)}, the model was trained with "
+                f"{show(theirs)}"
             )

@@ -42,19 +42,13 @@ def autocast(device_type: str, dtype: str) -> torch.autocast:
 
 
 def pick_device(name: str) -> str:
-    """auto: a GPU where there is one; cuda:1 is the second. Raises UserError for a device this
-    machine lacks."""
+    """auto: a GPU where there is one. Raises UserError for a device this machine lacks."""
     has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return next(device for device in ("cuda", "mps", "cpu") if has[device])
-    kind, _, index = name.partition(":")
-    configurator.check_choice("device", kind, ("auto", *has))
-    if not has[kind]:
+    configurator.check_choice("device", name, ("auto", *has))
+    if not has[name]:
         raise UserError(f"device={name!r}: this machine has none (device=auto takes what there is)")
-    if kind == "cuda" and index:
-        n = torch.cuda.device_count()
-        if not index.isdecimal() or int(index) >= n:
-            raise UserError(f"device={name!r}: this machine's last one is cuda:{n - 1}")
     return name
 
 
@@ -65,7 +59,8 @@ def pick_dtype(name: str, device: str) -> str:
     """
     if (name, device) in TOO_SLOW:
         raise UserError(
-            f"dtype={name}: on a {device} it is several times slower than float32; take float32, bfloat16, or a GPU"
+            f"dtype={name}: on a {device} it is several times slower than float32; take float32, "
+            "bfloat16, or a GPU"
         )
     return fastest_dtype(device) if name == "auto" else name
 
@@ -166,8 +161,8 @@ def places_of_torchrun() -> tuple[int, ...]:
     lacking = [name for name in needed if name not in os.environ]
     if lacking:
         raise UserError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, and {', '.join(lacking)} is not: start several processes "
-            "with torchrun, or `unset WORLD_SIZE`"
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set, and {', '.join(lacking)} is not: start "
+            "several processes with torchrun, or `unset WORLD_SIZE`"
         )
     return tuple(int(os.environ[name]) for name in names)
 
@@ -210,20 +205,18 @@ class Processes(contextlib.AbstractContextManager):
         self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
         self.is_main = self.rank == 0
         self.signal = 0
-        self.device = pick_device(device_name)
+        self.device = self.device_type = pick_device(device_name)
         # gloo, which joins the processes, does not know it
         if self.device == "mps" and self.world_size > 1:
             raise UserError("device='mps': is for one process; with torchrun add --device=cpu")
-        self.device_type = self.device.partition(":")[0]
-        is_cuda = self.device_type == "cuda"
-        if is_cuda and (self.device == "cuda" or self.world_size > 1):
-            self.device = f"cuda:{local_rank}"
         self.threads = cpu_threads(threads, self.local_size)
         torch.set_num_threads(self.threads)
+        is_cuda = self.device == "cuda"
         if is_cuda:
             n = torch.cuda.device_count()
             if self.local_size > n:
                 raise UserError(f"{self.local_size} processes for {n} GPUs: lower --nproc_per_node")
+            self.device = f"cuda:{local_rank}"
             torch.cuda.set_device(self.device)
             # TF32: float32 products would be slow without it
             torch.set_float32_matmul_precision("high")
@@ -279,7 +272,8 @@ class Processes(contextlib.AbstractContextManager):
                     differing = [x for x in first | other if first.get(x) != other.get(x)]
                     what = differing[0]
                 raise UserError(
-                    f"{what} is another one for rank {rank} on {host} than for rank 0 on {first_host}: {advice}"
+                    f"{what} is another one for rank {rank} on {host} than for rank 0 on "
+                    f"{first_host}: {advice}"
                 )
 
     def on_main(self, function: Callable, *args: object) -> None:
@@ -347,8 +341,8 @@ class Processes(contextlib.AbstractContextManager):
             status = 1
             minutes = MOST_WAIT.total_seconds() / 60
             print(
-                f"error: rank {self.rank} has lost the others: one of them has ended, and has printed why, or has not "
-                f"answered for {minutes:g} minutes",
+                f"error: rank {self.rank} has lost the others: one of them has ended, and has "
+                f"printed why, or has not answered for {minutes:g} minutes",
                 file=sys.stderr,
             )
         else:

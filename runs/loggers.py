@@ -1,7 +1,7 @@
-"""Where the numbers of a run go. To send them somewhere else, too, add a class like TensorBoard, its
-line in LOGGERS, and its name to the choices of the key `logger` (keys.py).
+"""Where the numbers of a run go. To send them somewhere else, too, add a class like TensorBoard,
+its line in LOGGERS, and its name to the choices of the key `logger` (keys.py).
 
-    Logger(config, first_step, kept)    kept: the rows of before, in a run that goes on from first_step
+    Logger(config, first_step, kept)    kept: the rows before first_step, of a run that goes on
     log(row)                            {"event": "train", "step": 30, "loss": 2.1, ...}
     close()                             the run has ended
 
@@ -51,7 +51,7 @@ class TensorBoard:
         with files.one_line("logger='tensorboard': pip install tensorboard", ImportError):
             from torch.utils.tensorboard import SummaryWriter
         folder = files.make_folder(Path(config.out_dir) / "tensorboard")
-        # hides what was logged of first_step and later: it is undone, but for the rows that are kept
+        # hides what was logged of first_step and later, which is undone, but for rows in `kept`
         self.board = SummaryWriter(folder, purge_step=first_step)
         for row in kept:
             if row["step"] >= first_step:

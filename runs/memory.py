@@ -1,13 +1,13 @@
-"""The memory that is left, and the refusal of a run or an evaluation that cannot fit into it, before
-anything is written.
+"""The refusal, before anything is written, of a run that cannot fit into memory.
 
-What is compared is a lower bound: the tensors that are certainly held at once. Activations are
-counted as one vector a token, and a step holds several times as much. Where torch runs out of
-memory all the same, configurator.report ends with one line.
+What is compared is a lower bound: the tensors that are certainly held at once, activations as one
+vector a token. It is more than all the memory there is, and not what is left just now, so that
+nothing is refused that could run. Where torch runs out of memory later, configurator.report ends
+with one line.
 """
 
-import math
-import re
+import contextlib
+import os
 import resource
 from pathlib import Path
 
@@ -21,58 +21,29 @@ from model import GPT, GPTConfig
 from runs.hardware import Processes
 from runs.parallel import is_fsdp
 
-PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
 
 
-def ram_available() -> float:
-    """Bytes of RAM that this process may still take: the least that the machine, its control group
-    (of a container or a job) and `ulimit -v` leave. Infinite where the system does not say."""
-    return min(of_machine(), of_groups(), of_ulimit())
-
-
-def number_in(file: Path, pattern: str) -> float:
-    """The number that the pattern finds in a file of the system; infinite where there is none."""
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return math.inf
-    found = re.search(pattern, text, re.MULTILINE)
-    return int(found[1]) if found else math.inf
-
-
-def of_machine() -> float:
-    return 1024 * number_in(PROC / "meminfo", r"^MemAvailable: +(\d+) kB")
-
-
-def of_groups() -> float:
-    """Of the control groups (version 2) of this process: the limit of each holds for those in it."""
-    try:
-        line = (PROC / "self" / "cgroup").read_text(encoding="utf-8").strip()
-    except OSError:
-        return math.inf
-    group = CGROUPS / line.rpartition(":")[2].lstrip("/")
-    left = math.inf
-    # a container sees its own group as the root
-    for folder in [group, *group.parents, CGROUPS]:
-        limit = number_in(folder / "memory.max", r"^(\d+)$")
-        if limit < math.inf:
-            used = number_in(folder / "memory.current", r"^(\d+)$")
-            # pages of files count as used, and are given back when they are wanted
-            cached = number_in(folder / "memory.stat", r"^inactive_file (\d+)$")
-            left = min(left, max(0, limit - used + (cached if cached < math.inf else 0)))
-    return left
-
-
-def of_ulimit() -> float:
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return math.inf
-    return max(0, limit - 1024 * number_in(PROC / "self" / "status", r"^VmSize:\s+(\d+) kB"))
+def ram_limit() -> float:
+    """Bytes of RAM that this process can have: what the machine has, or the least that `ulimit -v`
+    and its control groups (version 2, of a container and of a job) allow."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft)
+    if CGROUP_OF_PROCESS.exists():
+        path = CGROUP_OF_PROCESS.read_text(encoding="utf-8").strip().rpartition(":")[2]
+        group = CGROUPS / path.lstrip("/")
+        # a container sees its own group as the root
+        for folder in (group, *group.parents, CGROUPS):
+            with contextlib.suppress(OSError, ValueError):  # no file, or the word "max"
+                limits.append(int((folder / "memory.max").read_text(encoding="utf-8")))
+    return min(limits)
 
 
 class NotEnoughMemory(UserError):
-    """More memory would be needed than is left: now, and on this machine."""
+    """More memory is needed than there is."""
 
 
 class NoRandomStart(TorchFunctionMode):
@@ -99,59 +70,23 @@ def without_data(config: GPTConfig) -> GPT:
         raise NotEnoughMemory("its config asks for tensors that are too large") from None
 
 
-def check(config, needed: float, device: str, processes_here: int = 1) -> None:
-    """NotEnoughMemory where each of processes_here has fewer bytes left."""
-    if device == "cuda":
-        available = torch.cuda.mem_get_info()[0]
-    else:
-        available = ram_available() / processes_here
-    if needed > available:
-        raise NotEnoughMemory(
-            f"at least {tqdm.format_sizeof(needed, 'B')} of memory would be needed, and "
-            f"{tqdm.format_sizeof(available, 'B')} are left"
-        )
-
-
-def bytes_of_pass(config: GPTConfig, tokens: int, dataset: Dataset, block_size: int) -> int:
-    """A lower bound for one forward pass: ids and labels, one vector a token, and what
-    evaluate.score adds up at each position of a slice."""
-    ids_and_labels = 16 * tokens
-    vectors = 4 * config.n_embd * tokens
-    sums = 48 * block_size * max(1, len(dataset.slices))
-    return ids_and_labels + vectors + sums
-
-
 def check_training(config, dataset: Dataset, processes: Processes) -> None:
-    """NotEnoughMemory for a run that fits neither in RAM, where its model is made, nor on its
-    device."""
-    weights = sum(p.nbytes for p in without_data(config).parameters())
-    check(config, weights, "cpu", processes.local_size)
-
-    moments = 2 if config.optimizer == "adamw" else 1  # Muon's matrices have one
-    states = (2 + moments) * weights  # with the weights and their gradients
+    """NotEnoughMemory where the weights, gradients and batch of a run need more bytes than the
+    device, or the RAM of the processes on this machine, has in all."""
+    states = 2 * sum(p.nbytes for p in without_data(config).parameters())
     if is_fsdp(config, processes.world_size):
         states /= processes.world_size
-    tokens = config.batch_size * dataset.longest("train", config.block_size)
     micro_steps = config.gradient_accumulation_steps // processes.world_size
-    rows = 16 * tokens * micro_steps  # the ids and labels of a step
-    needed = states + rows + bytes_of_pass(config, tokens, dataset, config.block_size)
-    check(config, needed, processes.device_type, processes.local_size)
-
-
-def check_evaluation(
-    config, model: GPT, dataset: Dataset, block_size: int, processes_here: int = 1
-) -> None:
-    """NotEnoughMemory for the rows of evaluate.py or meters.py; UserError for windows longer than
-    the text."""
-    counts = dataset.counts(config.split)
-    length = dataset.longest(config.split, block_size)
-    tokens = counts["tokens"]
-    if dataset.kind == "stream" and block_size > max(model.config.block_size, tokens - 1):
-        raise UserError(
-            f"block_size={block_size}: {config.split} has {tokens} tokens, so {tokens - 1} reads all of it"
+    tokens = config.batch_size * dataset.longest("train", config.block_size)
+    batch = 16 * tokens * micro_steps  # ids and labels
+    stream = 4 * config.n_embd * tokens  # the residual stream, once
+    sums = 48 * config.block_size  # of an evaluation (evaluate.add_scores)
+    needed = states + batch + stream + sums
+    limit = ram_limit() / processes.local_size
+    if processes.device_type == "cuda":
+        _, limit = torch.cuda.mem_get_info()
+    if needed > limit:
+        raise NotEnoughMemory(
+            f"at least {tqdm.format_sizeof(needed, 'B')} of memory are needed, and there are "
+            f"{tqdm.format_sizeof(limit, 'B')}; lower the model, batch_size or block_size"
         )
-    rows_there = counts.get("rows") or -(-tokens // length)
-    rows_at_once = getattr(config, "batch_size", None) or config.rows
-    rows = min(rows_at_once, rows_there)
-    needed = bytes_of_pass(model.config, rows * length, dataset, block_size)
-    check(config, needed, model.wte.weight.device.type, processes_here)

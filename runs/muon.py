@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024), which `--optimizer=muon` gives to the matrices of the blocks; AdamW
 has all the rest.
 
-    parts = matrices_of(model)                                       # {weight: the rows of each matrix in it}
+    parts = matrices_of(model)                          # {weight: the rows of each matrix in it}
     Muon([{"params": named, "weight_decay": 0.1}], parts, lr=6e-4)
 
 A step goes along U V^T, where U S V^T is the singular value decomposition of the mean gradient of
@@ -96,29 +96,25 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            if not group["params"]:  # no gate that is new, say
-                continue
-            share = 1 - group["momentum"]  # how far the mean goes to the new gradient
-            rate = group["lr"]
-            kept = 1 - group["lr"] * group["weight_decay"]  # of the weight
-            skip = None if self.found_inf is None else self.found_inf != 0
-            if skip is not None:
-                first = group["params"][0]
-                share = unless(skip, share, 0.0, first)
-                rate = unless(skip, rate, 0.0, first)
-                kept = unless(skip, kept, 1.0, first)
+            momentum = group["momentum"]
+            lr = group["lr"]
+            kept = 1 - lr * group["weight_decay"]  # of the weight
             for p in group["params"]:
                 if p.grad is None:
                     continue
                 state = self.state[p]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
-                # inf * 0 would be NaN
-                grad = p.grad if skip is None else p.grad.masked_fill(skip, 0.0)
-                mean = state["momentum_buffer"].lerp_(grad, share)
+                mean = state["momentum_buffer"].lerp(p.grad, 1 - momentum)
                 make_step = functools.partial(step_of_matrices, rows=self.parts[p])
-                step = on_whole(make_step, grad.lerp(mean, group["momentum"]))
-                p.mul_(kept).sub_(rate * step)
+                step = on_whole(make_step, p.grad.lerp(mean, momentum))
+                new = p * kept - lr * step
+                if self.found_inf is not None:
+                    skip = self.found_inf != 0
+                    mean = torch.where(skip, state["momentum_buffer"], mean)
+                    new = torch.where(skip, p, new)
+                state["momentum_buffer"].copy_(mean)
+                p.copy_(new)
 
 
 def step_unless(optimizer: Any, skip: Tensor) -> None:
@@ -130,13 +126,6 @@ def step_unless(optimizer: Any, skip: Tensor) -> None:
         optimizer.step()
     elif not skip:
         optimizer.step()
-
-
-def unless(skip: Tensor, number: float, otherwise: float, like: Tensor) -> Tensor:
-    """The number as a tensor () of the dtype and on the device of `like`; where skip is true, the
-    other one. Nothing waits for the device, as torch.where would, which copies numbers to it."""
-    made = torch.full((), number, dtype=like.dtype, device=like.device)
-    return made.masked_fill_(skip, otherwise)
 
 
 def step_of_matrices(weight: Tensor, rows: list[int]) -> Tensor:

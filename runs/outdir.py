@@ -1,6 +1,6 @@
 """out_dir holds the files of a run, and only one run at a time writes them.
 
-    with OutDir(config, processes, resumed) as out:         # UserError for a folder that is another's, or at work
+    with OutDir(config, processes, resumed) as out:         # UserError for another's folder
         out.start(about, first_step=0)                      # config.json, code/, the loggers
         out.log({"event": "train", "step": 0, "loss": 10.8})
         out.save(checkpoint, is_best=True)                  # best.pt, ckpt.pt
@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
@@ -28,32 +27,16 @@ import torch
 from base import files
 from base.configurator import UserError
 from base.files import write_text
-from base.rules import wrong_field
 from runs import checkpoint as checkpoints
 from runs.hardware import Processes
 from runs.loggers import LOGGERS, METRICS, JsonLines
 
 ROOT = Path(__file__).resolve().parents[1]
+KEPT = "ckpt-[1-9]*.pt"  # checkpoints that stay
 NOT_CODE = ("config", "docs", "results", "tests")  # folders that no run reads its code from
-# what a line of metrics.jsonl has, and one of each event besides; rules.wrong_field says how the
-# tables are read
-ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}
-NUMBER, NOT_NEGATIVE, SECONDS = (float, -1e30, 1e30), (float, 0, 1e30), (float, 0, 1e12)
-EVALUATED = {"val_loss": NOT_NEGATIVE, "accuracy": (float, 0, 1), "labels": (int, 1, 1 << 60)}
-OF_EVENT: dict = {
-    "train": {"loss": NUMBER, "tokens_per_second": NOT_NEGATIVE, "grad_norm?": (*NOT_NEGATIVE, None)},
-    "eval": EVALUATED | {"seconds?": SECONDS, "meters?": (dict, 0, 9999)},
-    "end": EVALUATED | {"seconds": SECONDS, "eval_seconds?": SECONDS, "whole?": (bool, 0, 1)},
-}  # fmt: skip
-KEPT = re.compile(r"ckpt-[1-9][0-9]*\.pt")
-# what meters.py and plot.py write of a run: {name: its kind in files.OUTPUTS}
-OF_OTHER_SCRIPTS = {
-    "meters.json": "meters",
-    "page.png": "figure",
-    "maps.png": "figure",
-    "curves.png": "figure",
-    "page.html": "page of a text",
-}
+ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what a line of metrics.jsonl has
+# what meters.py and plot.py write of a run
+OF_OTHER_SCRIPTS = ("meters.json", "page.png", "maps.png", "curves.png", "page.html")
 
 
 class OutDir:
@@ -98,14 +81,9 @@ class OutDir:
 
     def _lock(self):
         files.claim(self.path, "run", self.config.overwrite)
-        code = [f"code/{name}" for name in code_of_the_project()]
-        folders = set()
-        for name in code:
-            folders.update(str(parent) for parent in Path(name).parents if parent.name)
-        names = ["config.json", METRICS, "ckpt.pt", "best.pt", *OF_OTHER_SCRIPTS]
-        names += sorted(file.name for file in self.path.glob("ckpt-*.pt"))
-        files.check_inside(self.path, names, [*sorted(folders), "tensorboard"])
-        files.check_inside(self.path, code)
+        kept = [file.name for file in self.path.glob(KEPT)]
+        names = ["config.json", METRICS, "ckpt.pt", "best.pt", *kept, *OF_OTHER_SCRIPTS]
+        files.check_inside(self.path, names, ["code", "tensorboard"])
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt
         # alone
@@ -114,17 +92,9 @@ class OutDir:
         if there and self.resumed is None and not self.config.overwrite:
             self.lock.close()
             raise UserError(
-                f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from its ckpt.pt, "
-                "--overwrite=true starts over"
+                f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from "
+                "its ckpt.pt, --overwrite=true starts over"
             )
-        # ckpt.pt was read before the lock was there: the run before may have saved once more
-        if self.resumed is not None:
-            written = os.stat(self.path / "ckpt.pt").st_mtime_ns
-            if written != self.resumed["written"]:
-                self.lock.close()
-                raise UserError(
-                    f"{self.path}: its ckpt.pt was replaced after this start had read it; start it again"
-                )
         files.remove_leftovers(self.path)
 
     def _start(self, about, first_step):
@@ -134,13 +104,17 @@ class OutDir:
         if self.config.logger in LOGGERS:
             logger = LOGGERS[self.config.logger]
             self.loggers.append(logger(self.config, first_step, self.kept))
-        if self.resumed is None:
-            self._remove_old_run()
+        if ROOT != (self.path / "code").resolve():  # a run's copy of the code, which goes on
+            for name in code_of_the_project():
+                copy_code(name, self.path / "code")
+        if self.resumed is None:  # what would be taken for this run's
+            old = ["ckpt.pt", "best.pt", *self.path.glob(KEPT)]
+            if self.config.overwrite:
+                old += OF_OTHER_SCRIPTS
+            for name in old:
+                (self.path / name).unlink(missing_ok=True)
         about |= {"command": sys.argv, "versions": versions()} | git_state()
         write_text(self.path / "config.json", json.dumps(about, indent=2))
-        is_its_code = ROOT == (self.path / "code").resolve()  # which goes on by itself
-        if not is_its_code:
-            self._write_code()
         self.metrics = JsonLines(self.config, first_step, self.kept)
         self.loggers.append(self.metrics)
 
@@ -158,32 +132,6 @@ class OutDir:
                 if row["val_loss"] >= self.resumed["best_val_loss"]:
                     self.kept.append(row)
 
-    def _remove_old_run(self):
-        """Removes what would be taken for this run's: checkpoints, and what meters.py and plot.py
-        have written. Without overwrite a file of somebody else stays."""
-        for file in self._checkpoints():
-            file.unlink()
-        for name, kind in OF_OTHER_SCRIPTS.items():
-            if self.config.overwrite or files.is_of_kind(self.path / name, kind):
-                (self.path / name).unlink(missing_ok=True)
-
-    def _checkpoints(self):
-        """The files of checkpoints that are there: ckpt.pt, best.pt and those that stay."""
-        last_and_best = [self.path / name for name in ("ckpt.pt", "best.pt")]
-        kept = [file for file in self.path.glob("ckpt-*.pt") if KEPT.fullmatch(file.name)]
-        return [file for file in last_and_best + kept if file.is_file()]
-
-    def _write_code(self):
-        """Writes code/: new files, since an old one may be a hard link to that of another run."""
-        files.make_folder(self.path / "code")
-        for name in code_of_the_project():
-            copy = self.path / "code" / name
-            # of "mine/fast/scan.py" mine, then mine/fast
-            for parent in reversed(Path(name).parents[:-1]):
-                files.make_folder(self.path / "code" / parent)
-            content = (ROOT / name).read_bytes()
-            files.write_whole(copy, lambda file, content=content: file.write(content))
-
     def _save(self, state, is_best):
         # the rows of all steps before this one are on the disk first
         self.metrics.sync()
@@ -197,20 +145,24 @@ class OutDir:
             files.link_whole(file, self.path / kept_checkpoint(step))
 
 
+def copy_code(name: str, folder: Path) -> None:
+    """Writes a file of the project into the folder, as a new one: an old one may be a hard link to
+    that of another run. UserError for a folder that is a link."""
+    for parent in reversed(Path(name).parents):  # of "mine/fast/scan.py" ., mine, mine/fast
+        files.make_folder(folder / parent)
+    content = (ROOT / name).read_bytes()
+    files.write_whole(folder / name, lambda file: file.write(content))
+
+
 def kept_checkpoint(step: int) -> str:
     """The name of the checkpoint that keep_interval keeps of a step."""
     return f"ckpt-{step}.pt"
 
 
 def read_metrics(file: Path) -> list[dict]:
-    """The rows of a run's metrics.jsonl; none where there is no file. Raises UserError, which names
-    the line and the field, for one that is damaged or lacks what rows of its event have."""
-    rows = files.read_jsonl(file, ROW)
-    for number, row in enumerate(rows, 1):
-        wrong = wrong_field(row, OF_EVENT.get(row["event"], {}))
-        if wrong:
-            raise UserError(f"{file} line {number}: {wrong}; remove the line")
-    return rows
+    """The rows of a run's metrics.jsonl; none where there is no file. UserError names a damaged
+    line."""
+    return files.read_jsonl(file, ROW)
 
 
 def code_of_the_project() -> list[str]:

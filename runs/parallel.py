@@ -1,11 +1,11 @@
 """How several processes share a run: under ddp each holds the whole model, under fsdp a shard of it
 (FSDP2).
 
-    step_model = share_out(model, config, processes, compiled, dtype)   # before an optimizer takes the parameters
+    step_model = share_out(model, config, processes, compiled, dtype)   # before optimizers are
     with no_sync(step_model, unless=is_last): ...                       # a backward pass inside
     norm = clip_gradients(model, config.grad_clip)
     with eager(model): ...                                              # evaluations and meters
-    weights, moments = whole_state(model, optimizers)                   # every process has to make this call
+    weights, moments = whole_state(model, optimizers)                   # called by every process
     load_moments(model, optimizers, moments)
 
 In one process nothing is shared out, whatever the keys: train.py has one way for all kinds. Only
@@ -44,7 +44,8 @@ def share_out(
     compiled, or DDP's. dtype: of matrix products. Raises UserError."""
     if config.activation_checkpointing and config.dropout and processes.device_type == "mps":
         raise UserError(
-            "activation_checkpointing=True: torch draws another dropout on the way back on device='mps'"
+            "activation_checkpointing=True: torch draws another dropout on the way back on "
+            "device='mps'"
         )
     in_shards = is_fsdp(config, processes.world_size)
     by_block = config.activation_checkpointing or in_shards

@@ -50,7 +50,7 @@ def probe(
         stream = args[0]
         if stream.shape != expected:
             raise UserError(
-                f"meters: the hidden state of a block is {tuple(stream.shape)}, and they read one of "
+                f"meters: the hidden state of a block is {tuple(stream.shape)}, not the expected "
                 f"(batch, tokens, n_embd), {expected}; train with --meters=false"
             )
         seen.names = names_of_gates(model, block)

@@ -3,7 +3,7 @@ anything again.
 
     with recording([block.mixer for block in model.blocks], all_gates(model)) as seen:
         model(idx)
-    seen.projection, seen.calls               what the last mixer's `read` got, and every call of a gate
+    seen.projection, seen.calls        what the last mixer's `read` got, and every call of a gate
 
 Whatever an edit changes (what a gate is fed, where it stands, what a layer takes from another), the
 notes are of the pass itself. `probe` in probe.py looks at them behind every layer.

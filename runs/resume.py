@@ -13,29 +13,24 @@ from typing import NamedTuple
 import torch
 
 from base import configurator, files
-from base.configurator import UserError, show
-from base.rules import wrong_field
+from base.configurator import UserError
 from base.tensors import wrong_tensor
 from gate import Gate
 from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs.checkpoint import SCALER
+from runs.checkpoint import OF_A_RUN
 from runs.outdir import code_sha256
 from runs.parallel import load_moments, named_parameters
 
 # the fields of a checkpoint without which no run goes on from it
-NEEDED = (
-    "optimizer", "scaler", "iter_num", "seconds", "eval_seconds", "best_val_loss", "rng", "run_id", "data", "config",
-    "dtype", "code_files",
-)  # fmt: skip
-OF_THIS_START = ("out_dir", "init_from", "overwrite")  # keys that never come from a checkpoint
+NEEDED = ("iter_num", "data", "dtype", *(name.rstrip("?") for name in OF_A_RUN))
+# keys that never come from a checkpoint's config: dtype, since "auto" was derived there
+OF_THIS_START = ("out_dir", "init_from", "overwrite", "kernels", "keep_moments", "dtype")
 OF_SCHEDULE = ("schedule", "decay_iters", "min_lr")
 # a run's evaluations are compared with each other: they read the same sample in the same way
 KEPT = ("eval_tokens", "mask_documents", "optimizer", "gate_optimizer")
-MOMENTS = {"AdamW": {"exp_avg", "exp_avg_sq", "step"}, "Muon": {"momentum_buffer"}}
-# AdamW takes the root of the one, and divides by what the other gives
-NEVER_NEGATIVE = ("exp_avg_sq", "step")
+OF_ADAMW = ("exp_avg", "exp_avg_sq")
 # seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is
 # gone (NFS 4: 90)
 LOCK_WAIT = 120.0
@@ -87,25 +82,31 @@ def wait_for_lock(folder: Path) -> None:
 
 def go_on(user_keys: dict, file: Path) -> Start:
     """The start of a run that goes on from this ckpt.pt."""
-    resumed = read_resumed(file)
+    resumed = checkpoints.load(file, mapped=True)
+    for name in NEEDED:
+        if name not in resumed:
+            raise UserError(
+                f"{file}: has no {name}, to resume; --init_from={file} starts a new run from its "
+                "weights"
+            )
     saved = dataclasses.asdict(configurator.build(TrainConfig, resumed["config"], str(file)))
-    before = {name: x for name, x in saved.items() if name not in (*OF_THIS_START, "kernels")}
+    before = {name: value for name, value in saved.items() if name not in OF_THIS_START}
     fixed = model_keys(resumed, file) | {name: before[name] for name in KEPT}
     fixed["dtype"] = resumed["dtype"]
     for name, had in fixed.items():
         asked = user_keys.get(name, had)
         if asked != had and (name, asked) not in DERIVED:
             raise UserError(
-                f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or its config"
+                f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or "
+                "its config"
             )
-    schedule = {}
-    if user_keys.get("schedule", before["schedule"]) != before["schedule"]:
-        schedule = dict.fromkeys(OF_SCHEDULE)  # nothing of the checkpoint's own
-    values = before | schedule | user_keys | fixed
-    config = configurator.build(TrainConfig, values, source=str(file))
+    schedule = user_keys.get("schedule", before["schedule"])
+    values = dict(before)
+    if schedule != before["schedule"]:
+        # a new schedule replaces all that the checkpoint says of its own
+        values |= dict.fromkeys(OF_SCHEDULE)
+    config = configurator.build(TrainConfig, values | user_keys | fixed, source=str(file))
     check_place_in_data(config, before, resumed, file)
-    for name in ("dtype", "keep_moments"):  # what was derived of auto, and what does nothing here
-        del before[name]
     notes = [f"resuming {config.out_dir} at step {resumed['iter_num']}"]
     then = resumed["code_files"]
     now = code_sha256()[1]
@@ -116,40 +117,17 @@ def go_on(user_keys: dict, file: Path) -> Start:
     return Start(config, user_keys, resumed=resumed, notes=notes)
 
 
-def read_resumed(file: Path) -> dict:
-    """The checkpoint in this file, with the time at which it was written. UserError for one that no
-    run can go on from."""
-    written = file.stat().st_mtime_ns if os.path.isfile(file) else None
-    resumed = checkpoints.load(file, mapped=True) | {"written": written}
-    for name in NEEDED:
-        if name not in resumed:
-            raise UserError(
-                f"{file}: has no {name}, to resume; --init_from={file} starts a new run from its weights"
-            )
-    rules: dict = {"scaler": SCALER if resumed["dtype"] == "float16" else (dict, 0, 0)}
-    if (
-        resumed["iter_num"] > 0
-    ):  # the first evaluation is at step 0, unless a signal comes before it
-        rules["best_val_loss"] = (float, 0, 1e30)
-    wrong = wrong_field(resumed, rules)
-    if wrong:
-        raise UserError(f"{file}: no run can go on from it ({wrong})")
-    about = file.with_name("config.json")
-    if os.path.isfile(about):
-        if resumed["run_id"] not in about.read_text(encoding="utf-8", errors="replace"):
-            raise UserError(f"{file}: not of the run that {about} describes; put its own one back")
-    return resumed
-
-
 def check_place_in_data(config: TrainConfig, before: dict, resumed: dict, file: Path) -> None:
     """UserError for another number of rows a step, and for a run that is over."""
     had = before["batch_size"] * before["gradient_accumulation_steps"]
     asked = config.batch_size * config.gradient_accumulation_steps
     if asked != had:
         raise UserError(
-            f"batch_size={config.batch_size}, gradient_accumulation_steps={config.gradient_accumulation_steps}: {file} "
-            f"has {had} rows a step, which a resumed run keeps, and not {asked}: its place in the data is the step "
-            f"times the rows; --init_from={file} --keep_moments=true goes on with other rows as a new run"
+            f"batch_size={config.batch_size}, "
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps}: {file} has {had} "
+            f"rows a step, which a resumed run keeps, and not {asked}: its place in the data is "
+            f"the step times the rows; --init_from={file} --keep_moments=true goes on with other "
+            "rows as a new run"
         )
     if resumed["iter_num"] > config.max_iters:
         raise UserError(
@@ -175,7 +153,8 @@ def start_from_weights(user_keys: dict, path: str) -> Start:
     has_gates = any(gate.positions for _, gate in configurator.build(GPTConfig, of_model).layers())
     if has_gates and config.gate_activation != had:
         raise UserError(
-            f"gate_activation={config.gate_activation!r}: would change the gates that {path} has: {had!r}"
+            f"gate_activation={config.gate_activation!r}: would change the gates that {path} has: "
+            f"{had!r}"
         )
     notes = differences(config, user_keys, of_model, path)
     if config.keep_moments:
@@ -196,7 +175,8 @@ def check_has_moments(config: TrainConfig, source: dict, path: str) -> None:
     had = configurator.build(TrainConfig, source["config"], source=path).optimizer
     if had != config.optimizer:
         raise UserError(
-            f"keep_moments=True: {path} has the moments of {had}, not of optimizer={config.optimizer}"
+            f"keep_moments=True: {path} has the moments of {had}, not of "
+            f"optimizer={config.optimizer}"
         )
 
 
@@ -219,9 +199,7 @@ def model_keys(checkpoint: dict, path: Path | str) -> dict:
 
 
 @torch.no_grad()
-def take_weights(
-    model: GPT, weights: dict[str, torch.Tensor], path: str
-) -> list[str]:
+def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> list[str]:
     """Copies the weights of the same name and shape into the model. Returns lines to print. Raises
     UserError where none fits, or where a new gate would change what a trained mixer computes."""
     state = model.state_dict()
@@ -232,16 +210,13 @@ def take_weights(
     if not fitting:
         raise UserError(f"init_from={path!r}: none of its weights fit this model")
     for i, block in enumerate(model.blocks):
-        mixer = f"blocks.{i}.mixer."
-        is_new = not any(name.startswith(mixer) for name in fitting)
-        if is_new:  # the whole mixer, with its gates
-            continue
-        lost = [x for x in weights if x.startswith(f"{mixer}gates.") and x not in fitting]
+        if not any(name.startswith(f"blocks.{i}.mixer.") for name in fitting):
+            continue  # the whole mixer is new, with its gates
         for place, gate in block.named_modules():
             if isinstance(gate, Gate):
                 names = [f"blocks.{i}.{place}.{name}" for name in gate.state_dict()]
                 if not all(name in fitting for name in names):
-                    check_new_gate(gate, place, lost, model.config.n_embd, path)
+                    check_new_gate(gate, place, model.config.n_embd, path)
     model.load_state_dict(state | fitting)
     new_parameters = [name for name in state if name not in fitting]
     unused = [name for name in weights if name not in fitting]
@@ -254,19 +229,16 @@ def take_weights(
     return notes
 
 
-def check_new_gate(gate: Gate, place: str, lost: list[str], n_embd: int, path: str) -> None:
-    """UserError for a new gate in a trained layer that does not start as the identity, or in whose
-    place a trained one is lost."""
-    if lost:
-        raise UserError(f"{path}: has a trained gate ({lost[0]}) that would be lost to a new one")
+def check_new_gate(gate: Gate, place: str, n_embd: int, path: str) -> None:
+    """UserError for a new gate in a trained layer that does not start as the identity."""
     value = gate.value(gate.logits(torch.ones(1, 1, n_embd)))
     identity = 1.0 if gate.is_factor else 0.0
     if (value != identity).any():
         name = place.removeprefix("mixer.gates.")
-        start = float(value.flatten()[0])
         raise UserError(
-            f"gate {name}: a new gate would start at {start:.3g}, not {identity:g}, "
-            f"and change what {path} computes; --gate_activation=sigmoid2 starts at the same function"
+            f"gate {name}: a new gate would start at {value.flatten()[0]:.3g}, not {identity:g}, "
+            f"and change what {path} computes; --gate_activation=sigmoid2 starts at the same "
+            "function"
         )
 
 
@@ -274,35 +246,23 @@ def check_new_gate(gate: Gate, place: str, lost: list[str], n_embd: int, path: s
 
 
 def check_moments(optimizers: list[torch.optim.Optimizer], moments: dict) -> None:
-    """Raises ValueError for moments {name: {"exp_avg": tensor ...}} that are not whole tensors of
-    these optimizers: AdamW's fused kernel would write past the end of a smaller one."""
-    names = set()
+    """Raises ValueError for moments {name: {"exp_avg": tensor ...}} that are not those of these
+    optimizers: AdamW's fused kernel would write past the end of a smaller tensor."""
+    parameters: dict = {}
     for optimizer in optimizers:
-        names |= {name for name, _ in named_parameters(optimizer)}
-    if moments.keys() != names:
+        parameters.update(named_parameters(optimizer))
+    if moments.keys() != parameters.keys():
         raise ValueError(
             f"its optimizer has {len(moments)} parameters, of other names than the model's"
         )
-    for optimizer in optimizers:
-        kind = type(optimizer).__name__
-        for name, parameter in named_parameters(optimizer):
-            parts = moments[name]
-            if parts and parts.keys() != MOMENTS.get(kind, parts.keys()):
-                raise ValueError(f"its optimizer's state is not {kind}'s")
-            for part, tensor in parts.items():
-                if not isinstance(tensor, torch.Tensor):
-                    raise ValueError(
-                        f"its optimizer's {part} of {name} is {show(tensor)}, which is no tensor"
-                    )
-                # torch's NAdam has another
-                is_number = part == "step" or kind not in MOMENTS and tensor.shape == ()
-                shape = () if is_number else tuple(parameter.shape)
-                if tuple(tensor.shape) != shape or wrong_tensor(tensor):
-                    raise ValueError(
-                        f"its optimizer's {part} of {name} is no finite tensor of shape {shape}"
-                    )
-                if part in NEVER_NEGATIVE and (tensor < 0).any():
-                    raise ValueError(f"its optimizer's {part} of {name} is negative")
+    for name, parameter in parameters.items():
+        for part, tensor in moments[name].items():
+            reason = wrong_tensor(tensor)
+            if not reason and tensor.shape != parameter.shape:
+                if tensor.dim() or part in OF_ADAMW:  # a step is one number
+                    reason = f"has the shape {tuple(tensor.shape)}"
+            if reason:
+                raise ValueError(f"its optimizer's {part} of {name} {reason}")
 
 
 def restore(

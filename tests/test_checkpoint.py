@@ -118,20 +118,11 @@ def test_a_checkpoint_that_would_run_code_is_refused_and_does_not(tmp_path, help
     assert (tmp_path / "made").exists()
 
 
-def test_a_checkpoint_in_shards_is_refused_in_a_line_that_names_what_reads_it(file, helpers):
-    old = {"shards": {"folder": "4-0123abcd", "files": {}}, "model": {}, "optimizer": {"state": {}}}
-    torch.save(make() | old, file)
-    message = helpers.error_of(load, file)
-    assert message == f"{file}: its tensors are in shards beside it; export.py --whole of commit 27a232e makes one " + (
-        "file of them, and this version reads that"
-    )
-
-
 def test_another_format_is_refused_with_what_reads_it_and_so_are_weights_that_do_not_fit_the_config(file, helpers):
     assert load(file)["format"] == checkpoints.FORMAT
     other = "its format is {}, and this version reads 1 alone: "
     for changed, *words in (
-        (dict(format=None), other.format(None), "commit fa2548f reads"),
+        (dict(format=None), other.format(None), "--from_hf reads nanoGPT's"),
         (dict(format=2), other.format(2), "the code that wrote it"),
         (dict(model_args=ARGS | dict(n_embd=12)), "size mismatch for wte.weight"),
         (dict(model_args=ARGS | dict(n_heads=2)), "unknown key 'n_heads' (did you mean 'n_head'?)"),

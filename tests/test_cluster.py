@@ -254,7 +254,9 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
 
 def test_tensorboard_has_every_number_of_the_rows_once_also_after_a_kill(keys, helpers, monkeypatch):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    case = dict(meters="true", eval_interval=4, schedule="constant", logger="tensorboard", gradient_accumulation_steps=1)
+    case = dict(
+        meters="true", eval_interval=4, schedule="constant", logger="tensorboard", gradient_accumulation_steps=1
+    )
     out = helpers.train(**keys("out", max_iters=6, **case))
     with open(out / "metrics.jsonl", "a", encoding="utf-8") as file:  # steps that a kill has undone
         file.write(json.dumps({"event": "train", "step": 6, "loss": 99.0, "tokens_per_second": 9}) + "\n")

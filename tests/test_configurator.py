@@ -11,7 +11,7 @@ from conftest import ROOT, Helpers
 
 from base import configurator
 from base.configurator import UserError, build, key, load, read_config_file, read_words
-from base.rules import DataError, Rule, wrong_field
+from base.rules import Rule, wrong_field
 
 error_of = Helpers.error_of
 
@@ -105,15 +105,14 @@ def test_a_value_is_read_by_the_type_of_its_key(name):
     assert load(Config, ["--gated"]).gated
 
 
-DIGITS = " (digits, + - * /)"
 WRONG = [  # (key, what is allowed, {text: how the message shows the value})
     ("batch_size", "a whole number of at least 1 and at most 1000000", {"0": 0, "1000001": 1000001}),
     ("n_layer", "a whole number of at least 1", {"0": 0, "1.5": 1.5}),
-    ("n_layer", f"a whole number of at least 1{DIGITS}", {"": "''", "inf": "'inf'", "2**64": "'2**64'", "9k": "'9k'"}),
+    ("n_layer", "a whole number of at least 1", {"": "''", "inf": "'inf'", "2**64": "'2**64'", "9k": "'9k'"}),
     ("n_layer", "a whole number of at least 1", {"1e19": 10**19, str(2**63): 2**63}),
     ("dropout", "a number of at least 0 and below 1", {"1": 1.0, "-1": -1.0, "none": None}),
     ("learning_rate", "a number above 0", {"0": 0.0, "True": True}),
-    ("learning_rate", f"a number above 0{DIGITS}", {"nan": "'nan'"}),
+    ("learning_rate", "a number above 0", {"nan": "'nan'"}),
     ("learning_rate", "a number above 0", {"1e999": math.inf, "1e39": 1e39}),
     ("grad_clip", "a number above 0, or None", {"-1": -1.0}),
     ("gated", "true or false", {"maybe": "'maybe'", "2": 2, "[]": []}),
@@ -170,8 +169,8 @@ def test_words_without_dashes_fill_a_list_and_one_of_another_spelling_says_how_t
     for word, message in (
         ("--batch_size", "'--batch_size': write --key=value"),
         ("batch_size=4", "'batch_size=4': a config file ends in .py"),
-        ("a\0b/x.py", "a\\x00b/x.py: cannot be read (embedded null"),
-        ("config/mqarr.py", "config/mqarr.py: no such file (did you mean 'config/mqar.py'?)"),
+        ("a\0b/x.py", "a\\x00b/x.py: no such file"),
+        ("config/mqarr.py", "config/mqarr.py: no such file or folder"),
         ("--config_override=[1]", 'config_override: must be a JSON object, as in {"n_layer": 6}'),
         ('--config_override={"x": NaN}', "config_override: cannot be read as JSON (NaN is no JSON)"),
         ("--config_override=" + "[" * 100_000, "config_override: cannot be read as JSON ("),
@@ -235,24 +234,6 @@ NOT_ALLOWED = [
 def test_anything_else_in_a_python_file_is_refused_with_its_line_and_never_executed(write, text, message):
     assert message in error_of(read_config_file, write("a.py", text))
     assert os.listdir() == ["a.py"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "options = {'a': 1}\n" + "options = {'a': options, 'b': options}\n" * 40,
-        "options = {}\n" + "options = {'a': options}\n" * 3000,
-        "paths = [1, 1]\n" + "paths = [paths, paths]\n" * 40,
-        "seeds = [1]\n" + "seeds = [seeds]\n" * 3000,
-    ],
-    ids=["dicts that double", "nested dicts", "lists that double", "nested lists"],
-)
-def test_a_value_that_doubles_forty_times_or_is_nested_three_thousand_deep_is_one_line(write, text):
-    said = error_of(load, Config, [write("a.py", text)])
-    assert said.endswith(": has over 100,000 values, or is nested over 50 deep")
-    nested = '{"options": {"a": ' + "[" * 500 + "]" * 500 + "}}"
-    assert "nested over 50 deep" in error_of(load, Config, [f"--config_override={nested}"])
-    assert load(Config, ["--config_override=" + nested.replace("[" * 460, "").replace("]" * 460, "")])
 
 
 # -- A whole script ----------------------------------------------------------------------------------------------------
@@ -319,42 +300,9 @@ def test_a_slip_is_told_before_torch_is_imported_and_all_scripts_share_their_set
             assert done.returncode == (0 if words == "--help" else 2)
 
 
-# -- A data set that is not there, or does not fit ---------------------------------------------------------------------
-
-COMMAND = "python data/mqar/prepare.py --vocab_size=256"
-
-
-def told_of(words, monkeypatch, capsys, error):
-    """What a script prints that ends with this error."""
-    monkeypatch.setattr(sys, "argv", ["train.py", *words])
-    assert configurator.report(error) == 2
-    return capsys.readouterr().err
-
-
-def test_an_error_about_data_names_the_command_of_the_config_file(write, monkeypatch, capsys):
-    error = DataError("data/mqar: val has rows of 128 tokens", "run python data/mqar/prepare.py")
-    file = write("c.py", f'"""\nA run.\n\n    {COMMAND}\n    python train.py c.py\n"""\n\ndataset = "data/mqar"\n')
-    plain, larger = write("plain.py", 'dataset = "x"\n'), write("larger.py", "n_layer = 2\n")
-    expected = f"error: data/mqar: val has rows of 128 tokens; c.py is for the data of: {COMMAND}\n"
-    for words in ([file], [file, "--n_layer=3"], [plain, file, larger]):
-        assert told_of(words, monkeypatch, capsys, error) == expected
-    for words in ([], [file, plain], [file, "--dataset=x"], [file, "gone.py"]):  # then the way that is always there
-        assert told_of(words, monkeypatch, capsys, error) == f"error: {error}\n"
-    assert COMMAND not in told_of([file], monkeypatch, capsys, UserError("n_layer=0"))
-
-
-def test_data_that_are_missing_or_do_not_fit_a_run_are_such_an_error(mqar, text, tmp_path):
-    for data, keys in (
-        (tmp_path / "nowhere", {}), (mqar, {"block_size": 16}), (mqar, {"vocab_size": 8}), (text, {"block_size": 4096})
-    ):  # fmt: skip
-        with pytest.raises(DataError):
-            Helpers.train(data, tmp_path / "out", **keys)
-
-
-def test_a_run_of_the_mqar_config_without_its_data_names_the_command_with_its_keys(tmp_path):
-    """In a copy of nothing: the folder that the config names is not there."""
-    ended = Helpers.script(ROOT / "train.py", ROOT / "config" / "mqar.py", cwd=tmp_path)
-    assert ended.returncode == 2 and ended.stderr.decode().rstrip().endswith(f"is for the data of: {COMMAND}")
+def test_data_that_are_missing_are_a_line_that_names_the_script(tmp_path):
+    message = Helpers.error_of(Helpers.train, tmp_path / "mqar", tmp_path / "out")
+    assert "; run python data/mqar/prepare.py, with the keys that your config's docstring names" in message
 
 
 SCRIPTS = [file for pattern in ("[!.]*.py", "data/*/prepare.py") for file in ROOT.glob(pattern)]

@@ -68,9 +68,7 @@ def test_every_script_takes_tf32_with_its_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
     assert hardware.Processes("auto", 1).device == "cuda:0"
-    monkeypatch.setattr(hardware, "pick_device", lambda name: name)
-    second = hardware.Processes("cuda:1", 1)  # as hub/harness.py names one
-    assert (second.device, second.device_type, precisions) == ("cuda:1", "cuda", ["high", "high"])
+    assert precisions == ["high"]
     scripts = [outdir.ROOT / f"{name}.py" for name in ("train", "evaluate", "meters", "hub/harness")]
     assert all("Processes(" in script.read_text() for script in scripts)
 

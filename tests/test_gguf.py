@@ -219,7 +219,7 @@ def test_tensors_that_overlap_or_need_more_than_the_memory_are_refused(tmp_path,
     one = tensors[1]._replace(data_offset=tensors[0].data_offset)
     assert "overlaps" in helpers.error_of(gguf_files.check_sizes, [tensors[0], one], 1 << 40)
     assert "ends behind the file" in helpers.error_of(gguf_files.check_sizes, tensors, 1000)
-    monkeypatch.setattr(gguf_files, "ram_available", lambda: 1000)
+    monkeypatch.setattr(gguf_files, "ram_limit", lambda: 1000)
     assert "of memory" in helpers.error_of(checkpoints.load, file)
     other = tensors[0]._replace(tensor_type=gguf.GGMLQuantizationType.Q2_K)
     assert "is Q2_K; read are F32" in helpers.error_of(gguf_files.check_sizes, [other], 1 << 40)

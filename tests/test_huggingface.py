@@ -446,7 +446,7 @@ REFUSED = {
     "a tensor that is missing": (change_tensor(NORM, None), f"lacks {NORM}"),
     "a tensor that nobody reads": (change_tensor(f"{Q_PROJ}.bias", torch.ones(64)), f"holds {Q_PROJ}.bias, which the"),
     "a tensor of another shape": (change_tensor(NORM, torch.ones(31)), "size mismatch for norm.weight"),
-    "whole numbers": (change_tensor(NORM, torch.ones(32, dtype=torch.int8)), "is torch.int8, which is not read"),
+    "whole numbers": (change_tensor(NORM, torch.ones(32, dtype=torch.int8)), "is torch.int8: write it as"),
     "a pickle": (leave_a_pickle, "has no model.safetensors; a pickle is not read"),
     "GPT-2 with relu": (change(activation_function="relu"), "activation_function='relu': must be one of gelu"),
 }

@@ -90,7 +90,9 @@ def test_a_run_from_weights_has_their_keys_of_the_model_unless_given(trained, mq
 
 
 def test_a_new_gate_has_a_learning_rate_of_its_own_which_a_resumed_run_keeps(run, trained, helpers):
-    gate = dict(init_from=trained, gate="elementwise", gate_activation="sigmoid2", gate_lr_scale=10.0, schedule="constant")
+    gate = dict(
+        init_from=trained, gate="elementwise", gate_activation="sigmoid2", gate_lr_scale=10.0, schedule="constant"
+    )
     whole = run("whole", max_iters=6, **gate)
     parts = run("parts", max_iters=4, **gate)
     gates = {f"blocks.{i}.mixer.gates.readout.proj.weight" for i in (0, 1)}

@@ -67,7 +67,7 @@ def test_an_edited_hidden_state_with_an_axis_more_is_one_line_and_trains_without
     monkeypatch.setattr(train, "GPT", Hyper)
     message = helpers.error_of(helpers.train, mqar, tmp_path / "a")
     assert message.startswith("meters: the hidden state of a block is (")
-    assert ", 32, 3, 16), and they read one of (batch, tokens, n_embd), (" in message
+    assert ", 32, 3, 16), not the expected (batch, tokens, n_embd), (" in message
     assert message.endswith("train with --meters=false")
     assert len(helpers.losses(helpers.train(mqar, tmp_path / "b", meters="false"))) == 8
 

@@ -394,16 +394,15 @@ def test_claims_of_somebody_else_stay_where_an_experiment_has_none_and_its_own_o
             assert json.loads((tmp_path / "claims.json").read_text()) == content
 
 
-def test_a_run_removes_pictures_of_an_older_run_and_none_of_somebody_else(run, tmp_path, trained):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / ".nanogate").write_text("run\n")
-    drawing.write(plt.figure(), out / "maps.png")
-    (out / "page.png").write_bytes(b"\x89PNG\r\n\x1a\n of a camera")
-    (out / "meters.json").write_text('{"metres": 9}')
+def test_a_run_removes_the_pictures_of_the_one_that_it_overwrites(run, tmp_path):
+    out = run("out", max_iters=1)
+    (out / "ckpt.pt").unlink()
+    (out / "best.pt").unlink()
+    (out / "page.png").write_bytes(b"of a camera")
     run("out", max_iters=1)
-    assert not (out / "maps.png").exists()
-    assert (out / "page.png").exists() and (out / "meters.json").read_text() == '{"metres": 9}'
+    assert (out / "page.png").exists()
+    run("out", max_iters=1, overwrite=True)
+    assert not (out / "page.png").exists()
 
 
 # -- Data sets ---------------------------------------------------------------------------------------------------------

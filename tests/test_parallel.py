@@ -26,7 +26,9 @@ KEYS = dict(
     eval_tokens=700, meters=False, dropout=0.1,
 )  # fmt: skip
 ALL = dict(attention=",".join(MIXERS), n_layer=len(MIXERS))  # a layer of each mixer
-WHOLE = dict(attention="gla,mamba2", max_iters=6, schedule="constant")  # this run is stopped at 3, and goes on elsewhere
+WHOLE = dict(
+    attention="gla,mamba2", max_iters=6, schedule="constant"
+)  # this run is stopped at 3, and goes on elsewhere
 HALF = WHOLE | dict(max_iters=3)
 UNGATED = dict(attention="mamba2", gate="none")
 MUON = dict(attention="gated_deltanet,softmax", optimizer="muon")

@@ -71,7 +71,9 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
     config = choosing(base=BASE | keys, selection_iters=320)
     choices, _ = chosen(config, by_rate({0.001: 0.1, 0.01: 0.5, 0.1: 0.4}))
     run = choices[0]["runs"][0]
-    assert {name: run["config"][name] for name in keys if name != "schedule"} == {name: 4 * n // 5 for name, n in keys.items() if name != "schedule"}
+    assert {name: run["config"][name] for name in keys if name != "schedule"} == {
+        name: 4 * n // 5 for name, n in keys.items() if name != "schedule"
+    }
     assert run["purpose"] == "selection" and rate_of(run) == 0.001
     (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])  # 0: as long as the run
     assert choice["runs"][0]["config"]["max_iters"] == 400

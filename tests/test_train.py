@@ -1,7 +1,6 @@
 """Training: that it learns, that a run is a function of its seed alone, what it writes and what it refuses."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -143,7 +142,10 @@ def test_best_has_a_step_that_a_signal_stopped_at_and_a_kill_kept_from_being_sav
 
 
 def test_two_evaluations_above_the_threshold_end_a_run_and_best_is_the_lowest_loss(run, helpers, monkeypatch, capsys):
-    keys, pairs = dict(max_iters=20, eval_interval=2, schedule="constant"), ((0.1, 3.0), (0.95, 1.0), (0.9, 2.0), (0.91, 1.5), (0.92, 1.4))
+    keys, pairs = (
+        dict(max_iters=20, eval_interval=2, schedule="constant"),
+        ((0.1, 3.0), (0.95, 1.0), (0.9, 2.0), (0.91, 1.5), (0.92, 1.4)),
+    )
     scores, read = iter([dict(accuracy=right, loss=nats) for right, nats in pairs]), train.evaluate  # 0.9 is not above
     monkeypatch.setattr(train, "evaluate", lambda *args, **keys: read(*args, **keys) | next(scores))
     out = run("out", stop_above=0.9, **keys)
