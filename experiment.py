@@ -86,7 +86,7 @@ class ExperimentConfig:
         None, "--dry_run without rows: assumed spread of pairs, in any unit", above=0
     )
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
-    dry_run: bool = key(False, "show the list, with hours where they are known, and do nothing")
+    dry_run: bool = key(False, "show the list of runs and what each claim can show, and do nothing")
     out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it")
     overwrite: bool = key(
         False, "true: take an out_dir that holds other files, and replace data of other keys in it"
@@ -206,10 +206,7 @@ import itertools
 import json
 import os
 import re
-import statistics
 from pathlib import Path
-
-import torch
 
 from base.configurator import show
 from base.files import check_output, one_line
@@ -218,9 +215,9 @@ from evaluate import EvaluateConfig
 from runs.outdir import write_text
 from study import claims, curves, report
 from study.arms import NAMES, about, all_arms, all_claims, arms_named, check_named, refuse
-from study.plan import Plan, choose_rates, first_step, name_of, steps_of, unknown_runs
+from study.plan import Plan, choose_rates, name_of
 from study.rows import read_rows, script_of
-from study.runner import gpus_of, jobs_of, run_all
+from study.runner import run_all
 from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
@@ -244,7 +241,7 @@ def main(argv: list[str]) -> None:
     config = configurator.load(ExperimentConfig, argv)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     if config.dry_run:
-        print(estimate(config, read_rows(out_dir)))
+        print(listed(config, read_rows(out_dir)))
         return
     if os.path.isdir(out_dir):  # before any run: what is written, or removed, at the end
         check_output(out_dir / "claims.json", "claims")
@@ -271,23 +268,12 @@ def main(argv: list[str]) -> None:
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures])))
 
 
-def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
-    """Lists the runs that have no row, with their hours by the rows of the same arm; then what each
-    claim can show. Runs whose rate isn't chosen yet are listed at one of the rates."""
-    plan, each = Plan(config, rows), config.processes_per_run
-    waiting = plan.lacking + unknown_runs(config, plan.choices)
-    jobs = jobs_of(config, gpus_of(config) if torch.cuda.is_available() else [])
-    of_step: dict[str, list] = {}  # seconds of one process, by arm
-    for row in rows:
-        steps = row["curve"][-1][0] - first_step(row)
-        seconds = row["seconds"] * row.get("processes", 1) / max(steps, 1)
-        of_step.setdefault(row["arm"], []).append(seconds)
-    counts = f"{len(waiting)} of {len(plan.done) + len(waiting)} runs to do"
-    if of_step.keys() >= {run["arm"] for run in waiting}:
-        seconds = sum(statistics.median(of_step[run["arm"]]) * steps_of([run]) for run in waiting)
-        hours = seconds / 3600 / jobs / each
-        counts += f": about {hours:.1f} hours, {jobs} at a time, {each} processes each"
-    lines = [*map(name_of, waiting), counts]
+def listed(config: ExperimentConfig, rows: list[dict]) -> str:
+    """The runs that have no row, as far as learning rates are chosen; then what each claim can
+    show."""
+    plan = Plan(config, rows)
+    counts = f"{len(plan.lacking)} of {len(plan.runs)} runs to do{plan.more()}"
+    lines = [*map(name_of, plan.lacking), counts]
     reach = claims.reach_table(config, plan.shown)
     return "\n".join([*lines, f"\n{reach}"] if reach else lines)
 

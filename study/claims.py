@@ -243,14 +243,11 @@ def correct_over_all(judged: list[dict]) -> None:
 
 
 def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[str, list[int]]:
-    """The seeds without a value: "missing" where a run has no row, or not yet the score that the
-    claim is about; "lost" where all have one, but one lacks the number, as that of a run that was
-    not finite does."""
-    path = [name for name in question["of"] if name != "log"]
+    """The seeds without a value: "missing" where a run has no row; "lost" where all have one, but
+    one lacks the number, as that of a run that was not finite does."""
     arms_of: dict[int, set] = {}
     for row in rows:
-        if path[0] != "scores" or not row["finite"] or path[1] in row["scores"]:
-            arms_of.setdefault(row["seed"], set()).add(row["arm"])
+        arms_of.setdefault(row["seed"], set()).add(row["arm"])
     missing, lost = [], []
     for seed in question["seeds"]:
         if not question["weights"].keys() <= arms_of.get(seed, set()):

@@ -2,24 +2,19 @@
 project.
 
     python study/compare.py before.json after.json
-    python study/compare.py before.csv after.jsonl --of=val_loss --seed=seed
 
-A file is a JSON list of numbers or {seed: number}, or JSON lines or CSV with a column for the
-number (`of`), and maybe one for the seed. Where both files have the same seeds the runs are paired,
-and the exact sign-flip test decides; else they are two independent groups, and a permutation test
-of the means does, beside Welch's interval. The sentence that is printed has the difference, after
-minus before, its 95% interval, p, and the difference that 80% of such comparisons would have seen.
-docs/verdict.md has an example.
+A file is a JSON list of numbers, or an object {seed: number}. Where both files have the same seeds
+the runs are paired, and the exact sign-flip test decides; else they are two independent groups, and
+a permutation test of the means does, beside Welch's interval. The sentence that is printed has the
+difference, after minus before, its 95% interval, p, and the difference that 80% of such comparisons
+would have seen. docs/verdict.md has an example.
 """
 
-import csv
-import io
 import math
 import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -28,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from base import configurator
 from base.configurator import UserError, key
-from base.files import one_line, parse_json, read_jsonl, read_regular
+from base.files import read_json
 from study import stats
 
 PATTERNS = 100_000  # of a permutation test whose groupings are too many to be listed
@@ -37,10 +32,6 @@ PATTERNS = 100_000  # of a permutation test whose groupings are too many to be l
 @dataclass
 class Config:
     files: list[str] = key([], "two files: the numbers before a change, and after it")
-    of: str | None = key(
-        None, "JSON lines and CSV: the column of the numbers (None: the only one beside the seed)"
-    )
-    seed: str = key("seed", "JSON lines and CSV: the column of the seeds")
 
 
 def main(argv: list[str]) -> None:
@@ -51,50 +42,22 @@ def main(argv: list[str]) -> None:
         words = "files: name two, the numbers before a change and after it"
         raise UserError(f"{len(config.files)} {words}")
     before, after = config.files
-    result = compare(
-        read_numbers(before, config.of, config.seed), read_numbers(after, config.of, config.seed)
-    )
-    print(sentence(result, before, after, config.of))
+    print(sentence(compare(read_numbers(before), read_numbers(after)), before, after))
 
 
-def read_numbers(file: str, of: str | None, seed: str) -> dict[str, float]:
+def read_numbers(file: str) -> dict[str, float]:
     """{seed: number} of a file; seeds are "#1", "#2" ... where it has none. Raises UserError, also
     for a run that diverged: it is a result, and no number says which."""
-    found: dict[str, Any] = {}
-    for name, value in pairs_of(file, of, seed):
-        if name in found:
-            raise UserError(f"{file}: two rows have {seed} {name}; leave one row for each run")
-        words = f"{file}: {name}: {value!r} is no finite number; compare how many runs were lost"
-        with one_line(words):
-            found[name] = float(value)
-        if isinstance(value, bool) or not math.isfinite(found[name]):
-            raise UserError(words)
-    if not found:
+    found = read_json(file)
+    if isinstance(found, list):
+        found = {f"#{i}": value for i, value in enumerate(found, 1)}
+    if not isinstance(found, dict) or not found:
         raise UserError(f"{file}: must be a list of numbers, or an object of seeds and numbers")
+    for name, value in found.items():
+        if type(value) not in (int, float):
+            words = "is no number; compare how many runs were lost instead"
+            raise UserError(f"{file}: {name}: {value!r} {words}")
     return found
-
-
-def pairs_of(file: str, of: str | None, seed: str) -> list[tuple[str, Any]]:
-    """[(seed, value)] of a file."""
-    if file.endswith(".jsonl"):
-        rows = read_jsonl(file)
-    else:
-        text = read_regular(file, 1 << 26).decode("utf-8", errors="replace")
-        if not file.endswith(".csv"):
-            found = parse_json(text, file)
-            if isinstance(found, list):
-                found = {f"#{i}": value for i, value in enumerate(found, 1)}
-            return list(found.items()) if isinstance(found, dict) else []
-        rows = list(csv.DictReader(io.StringIO(text)))
-    pairs = []
-    for i, row in enumerate(rows, 1):
-        names = [of] if of else [name for name in row if name != seed]
-        if len(names) != 1:
-            raise UserError(f"{file}: name the column of the numbers, as in --of=val_loss")
-        if names[0] not in row:
-            raise UserError(f"{file}: its row {i} has no {of!r}")
-        pairs.append((str(row.get(seed, f"#{i}")), row[names[0]]))
-    return pairs
 
 
 def compare(before: dict[str, float], after: dict[str, float]) -> dict:
@@ -157,13 +120,15 @@ def of_groups(before: list[float], after: list[float]) -> dict:
     return result
 
 
-def sentence(result: dict, before: str, after: str, of: str | None) -> str:
+def sentence(result: dict, before: str, after: str) -> str:
     """What `compare` found, in words."""
     n, m = result["n"]
     change, p = result["difference"], result.get("p")
     direction = "higher" if change > 0 else "lower"
-    said = f"{result['verdict']}: {of or 'the mean'} of {after} is {abs(change):.4g} {direction}"
-    said += f" than of {before}; "
+    said = (
+        f"{result['verdict']}: the mean of {after} is {abs(change):.4g} {direction} than that of "
+    )
+    said += f"{before}; "
     if result.get("low") is not None:
         ends = f"{result['low']:+.4g} to {result['high']:+.4g}"
         said += f"95% interval of the difference {ends}; "

@@ -12,7 +12,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from base.files import check_output, write_whole
-from study import stats
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
 
@@ -43,8 +42,8 @@ def curve_panels(
     ylim: tuple = (None, None),
     sharey: bool = True,
 ) -> Path:
-    """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds
-    on with a band, its 95% interval. Returns the path.
+    """Draws a panel per title: a thin line per seed and a thick one at their mean. Returns the
+    path.
 
     A curve that ends before the others, as that of a run that has solved the task, keeps its last
     value. Where a curve has no finite value the mean has a gap: one of the others would look better
@@ -76,38 +75,29 @@ def curve_panels(
         dress(axes)
     figure.supxlabel("step", fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
-    legend_of(figure, loc="center left", bbox_to_anchor=(1, 0.5))
+    named = {}  # each label of the panels once
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
     return write(figure, path)
 
 
 def draw_curves(axes: plt.Axes, curves: list[list[tuple]], label: str, look: dict) -> None:
-    """The curves of the seeds of an arm, their mean, and its band."""
+    """The curves of the seeds of an arm, and their mean."""
     steps = sorted({step for step, _ in itertools.chain(*curves)})
     by_seed = []
     for curve in curves:
         axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **look)
         by_seed.append([last_before(curve, step) for step in steps])
-    values = np.array(by_seed, dtype=float)  # (seeds, steps)
-    means = values.mean(axis=0)
+    means = np.array(by_seed, dtype=float).mean(axis=0)  # over (seeds, steps)
     axes.plot(steps, means, linewidth=1.8, label=label, **look)
-    if len(curves) > 2:  # an interval of two seeds would reach 13 standard errors to each side
-        bounds = np.array([stats.interval(of_step) for of_step in values.T.tolist()], dtype=float)
-        ends = np.where(np.isnan(bounds.T), means, bounds.T)  # NaN: identical values
-        axes.fill_between(steps, *ends, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def last_before(curve: list[tuple], step: float) -> float | None:
     """The value at a step, or the last one before it."""
     return next((y for x, y in reversed(curve) if x <= step), None)
-
-
-def legend_of(figure: plt.Figure, **place) -> None:
-    """One legend for the figure, with each label of its panels once."""
-    named = {}
-    for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)
-    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
 
 
 def dress(axes: plt.Axes) -> None:

@@ -49,6 +49,11 @@ class Plan:
                 if row["finite"] and scores.keys() != wanted_scores(config, row["arm"]).keys():
                     self.unscored.append(row)
 
+    def more(self) -> str:
+        """What to say behind the number of runs."""
+        waits = any(choice["rate"] is None for choice in self.choices)
+        return "; more follow when learning rates are chosen" if waits else ""
+
 
 def runs_of(config, rates: dict[str, float | None]) -> list[dict]:
     """Every run of the seeds, those of first_arms first. rates: {arm: learning rate, or None for
@@ -235,11 +240,3 @@ def rates_of(config, choices: list[dict]) -> dict[str, float | None]:
     chosen = {choice["arm"]: choice["rate"] for choice in choices}
     taken = {arm: chosen[config.rate_of.get(arm, arm)] for arm in config.arms}
     return {arm: rate for arm, rate in taken.items() if rate is not None}
-
-
-def unknown_runs(config, choices: list[dict]) -> list[dict]:
-    """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost
-    as much."""
-    known = rates_of(config, choices)
-    waiting = [arm for arm in config.arms if arm not in known]
-    return runs_of(config, {arm: config.learning_rates[0] for arm in waiting})

@@ -11,25 +11,12 @@ import statistics
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from base.configurator import UserError
 from study import stats
-from study.drawing import COLOURS, arm_looks, curve_panels, dress, legend_of, write
-from study.plan import rates_of
+from study.drawing import COLOURS, arm_looks, curve_panels, dress, write
 from study.rows import mixer_of, number, variant_of
 from study.table import Table
-
-VERDICT_COLOURS = {
-    "supported": COLOURS[2],
-    "passed": COLOURS[2],
-    "equivalent": COLOURS[0],
-    "not supported": COLOURS[4],
-    "refuted": COLOURS[1],
-    "failed": COLOURS[1],
-    "inconclusive": "0.5",
-    stats.UNDECIDABLE: "0.75",
-}
 
 # all that an experiment draws in its folder
 FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "claims.png")
@@ -39,46 +26,37 @@ FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "claims.png")
 
 
 def arms_table(config, rows: list[dict]) -> Table:
-    """A line per arm: every seed, the mean with its interval, and the learning rate, where the rows
-    name it."""
+    """A line per arm: every seed, and the mean with its interval."""
     title, form = "End accuracy, by seed", ".1%"
     if config.metric == "val_loss":
         title, form = "Validation loss at the end (nats a token), by seed", ".4f"
+    of_arm: dict[str, dict] = {}
+    for row in rows:
+        of_arm.setdefault(row["arm"], {})[row["seed"]] = number(row[config.metric])
     cells = []
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        of_arm = {row["seed"]: row for row in rows if row["arm"] == arm}
-        ends = {seed: number(row[config.metric]) for seed, row in of_arm.items()}
+    for arm, ends in of_arm.items():
         line = [arm]
         for seed in config.seeds:
             line.append(f"{ends[seed]:{form}}" if seed in ends else "not run")
         low, high = stats.interval(list(ends.values()))
         line.append(f"{statistics.fmean(ends.values()):{form}}")
-        line.append("-" if low is None else f"{low:{form}} to {high:{form}}")
-        rates = {str(row["config"].get("learning_rate", "-")): None for row in of_arm.values()}
-        cells.append([*line, ", ".join(rates)])
-    header = ["arm", *map(str, config.seeds), "mean", "95% interval", "rate"]
-    return Table(title, header, cells)
+        cells.append([*line, "-" if low is None else f"{low:{form}} to {high:{form}}"])
+    return Table(title, ["arm", *map(str, config.seeds), "mean", "95% interval"], cells)
 
 
 def rates_table(config, choices: list[dict]) -> Table:
-    """A line per arm that chooses its learning rate, or takes that of another arm: the means that
-    it was chosen by, and by how much it is better than the next best rate."""
-    chosen, cells = {choice["arm"]: choice for choice in choices}, []
-    for arm, rate in rates_of(config, choices).items():
-        choice = chosen.get(arm)
-        if choice is None:
-            cells.append([arm, f"{rate:g}", "-", "-", f"that of {config.rate_of[arm]}"])
-            continue
-        means = []
-        for tried, values in sorted(choice["values"].items()):
-            # of a loss more is better, too
-            means.append(f"{abs(statistics.fmean(values)):.4f} at {tried:g}")
-        margin, error = choice.get("margin", math.nan), choice.get("error", math.nan)
-        cells.append([arm, f"{rate:g}", f"{margin:+.4f}", f"{error:.4f}", ", ".join(means)])
+    """A line per arm whose learning rate is chosen: the means that it was chosen by."""
+    cells = []
+    for choice in choices:
+        if choice["rate"] is not None:
+            means = []
+            for rate, values in sorted(choice["values"].items()):
+                # of a loss more is better, too
+                means.append(f"{abs(statistics.fmean(values)):.4f} at {rate:g}")
+            cells.append([choice["arm"], f"{choice['rate']:g}", ", ".join(means)])
     by = {"auc": "area under the curve", "last": "at the end"}[config.select_by]
-    title = f"Learning rates, by the mean {config.metric} {by} over the selection seeds,\n"
-    title += "the margin over the next best one, and the standard error of the margin"
-    return Table(title, ["arm", "rate", "margin", "error", "means"], cells)
+    title = f"Learning rates, by the mean {config.metric} {by} over the selection seeds"
+    return Table(title, ["arm", "rate", "means"], cells)
 
 
 # -- Figures ---------------------------------------------------------------------------------------
@@ -161,9 +139,8 @@ def sinks_of(point: dict) -> dict[str, float | None]:
 
 
 def claims_figure(records: list[dict], path: Path) -> list[Path]:
-    """Draws a panel per unit, with the mean of each claim's contrast, its exact interval, unless few
-    seeds leave it open, bars at its threshold or the ends of its band, and a dot for each seed;
-    what is exploratory has a hollow mark. Returns the path, or none where no claim has run."""
+    """Draws the claims that have run, a panel per unit. Returns the path, or none where no claim
+    has."""
     panels: dict[str, list] = {}
     for one in records:
         if one["verdict"] != "not run" and one["seeds"]:
@@ -174,37 +151,32 @@ def claims_figure(records: list[dict], path: Path) -> list[Path]:
     figure, grid = plt.subplots(
         len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights
     )
+    title = "mean (hollow: exploratory), exact interval, threshold or band, and a dot for each seed"
+    figure.suptitle(title, fontsize=9)
     for axes, (unit, of_unit) in zip(grid.flat, panels.items(), strict=True):
         is_ratio = unit in ("ratio of steps", "ratio")
         axes.axvline(1.0 if is_ratio else 0.0, color="0.3", linewidth=1)  # no difference
         for i, one in enumerate(of_unit):
             claim_line(axes, -i, one, is_ratio)
-        names = [one["name"] for one in of_unit]
+        names = [f"{one['name']}: {one['verdict']}" for one in of_unit]
         axes.set_yticks(range(0, -len(names), -1), names, fontsize=8)
         axes.set(xlabel=unit, ylim=(-len(of_unit) + 0.2, 0.8))
-        if unit == "ratio of steps":
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter(NullFormatter())
         dress(axes)
-    legend_of(figure, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
     return [write(figure, path)]
 
 
 def claim_line(axes: plt.Axes, y: int, one: dict, is_ratio: bool) -> None:
-    colour = VERDICT_COLOURS[one["verdict"]]
+    """The mean of a claim's contrast, its exact interval, unless few seeds leave it open, bars at
+    its threshold and at the ends of its band, and a dot for each seed."""
     if None not in (one["low"], one["high"]):
-        axes.plot([one["low"], one["high"]], [y, y], color=colour, linewidth=3)
-    face, kind = colour, one["verdict"]
-    if one["exploratory"]:
-        face, kind = "white", f"{one['verdict']} (exploratory)"
-    axes.plot(one["estimate"], y, "o", color=colour, markerfacecolor=face, label=kind)
-    bar: dict = {"marker": "|", "linestyle": "", "markersize": 11}
+        axes.plot([one["low"], one["high"]], [y, y], color=COLOURS[5], linewidth=3)
+    face = "white" if one["exploratory"] else COLOURS[0]
+    axes.plot(one["estimate"], y, "o", color=COLOURS[0], markerfacecolor=face)
+    bars = []
     if one["threshold"] is not None:
-        axes.plot(one["threshold"], y, color="black", label="threshold", **bar)
+        bars.append(one["threshold"])
     if one["within"] is not None:
-        other_end = 1 / one["within"] if is_ratio else -one["within"]
-        axes.plot([one["within"], other_end], [y, y], color="0.4", label="band", **bar)
+        bars += [one["within"], 1 / one["within"] if is_ratio else -one["within"]]
+    axes.plot(bars, [y] * len(bars), "|", color="black", markersize=11)
     seeds = list(one["seeds"].values())
-    axes.plot(seeds, [y] * len(seeds), ".", color="0.4", markersize=4, zorder=3, label="a seed")
+    axes.plot(seeds, [y] * len(seeds), ".", color="0.4", markersize=4, zorder=3)

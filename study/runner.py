@@ -62,10 +62,8 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
         files.check_inside(out_dir, folders=["locks"])
     plan = Plan(config, read_rows(out_dir))
     check_rows(config, plan, out_dir)
-    waits = any(choice["rate"] is None for choice in plan.choices)
-    more = "; more follow when learning rates are chosen" if waits else ""
-    done = f"{len(plan.done)} runs are done already"
-    print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
+    counts = f"{len(plan.runs)} runs, {steps_of(plan.runs):,} steps"
+    print(f"{config.name}: {counts}; {len(plan.done)} runs are done already{plan.more()}")
     if config.run and plan.lacking:
         with signals_to(stop):
             work(config, out_dir)
