@@ -139,7 +139,7 @@ def work(config, out_dir: Path) -> None:
     # of each process of a run; results may depend on it: for the first run as for the last one
     threads = max(1, usable_cores() // (jobs * config.processes_per_run))
     running: list[Job] = []
-    look_at = 0.0
+    look_at, waits = 0.0, False
     try:
         while True:
             if len(running) < jobs and time.monotonic() >= look_at:
@@ -155,6 +155,9 @@ def work(config, out_dir: Path) -> None:
                         gpu = min(gpus, key=[job.gpu for job in running].count, default=None)
                         rest = carry_out(config, run, out_dir, threads, gpu, held)
                         running.append(Job(name_of(run), gpu, rest, next(rest)))
+                if not running and not waits:
+                    print(f"waiting for {len(plan.lacking)} runs of other workers")
+                waits = not running
             time.sleep(0.2)
             for job in [job for job in running if job.process.poll() is not None]:
                 try:

@@ -78,7 +78,8 @@ def look_up(row: dict, path: Sequence) -> Any:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, list):
-        return float(np.nanmax(np.array(value, dtype=float)))  # None is NaN
+        numbers = np.array(value, dtype=float)  # None is NaN
+        return float(np.nanmax(numbers, initial=-math.inf))
     return value
 
 
