@@ -70,7 +70,7 @@ from model import GPT, token_losses
 from ops import IGNORE
 from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.hardware import Processes, autocast, pick_dtype
-from study.page import aligned
+from study.table import aligned
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
 # tokens of a batch in training; measured: twice as many take 1.1 to 1.3 times as long a token

@@ -11,7 +11,7 @@ same data in the same order, and start from the same weights where they share th
 selection_seeds each arm's learning rate is chosen on those, and the seeds are run at that one
 (study/plan.py).
 
-out_dir gets rows.jsonl (one object per finished run), the figures, report.html and a folder per
+out_dir gets rows.jsonl (one object per finished run), the figures and a folder per
 run; started again, it keeps the rows it has, and continues the runs that were stopped. SIGTERM,
 Ctrl-C, SIGHUP and SIGUSR1 stop the runs, each of which saves first; the status is then 128 and the
 signal's number.
@@ -86,7 +86,7 @@ class ExperimentConfig:
         None, "--dry_run without rows: assumed spread of pairs, in any unit", above=0
     )
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
-    dry_run: bool = key(False, "show the list, with hours where they are known, and do nothing")
+    dry_run: bool = key(False, "show the list of runs and what each claim can show, and do nothing")
     out_dir: str | None = key(None, "of rows and runs (None: results/NAME); workers may share it")
     overwrite: bool = key(
         False, "true: take an out_dir that holds other files, and replace data of other keys in it"
@@ -97,12 +97,6 @@ class ExperimentConfig:
     processes_per_run: int = key(
         1, "processes, of a GPU each, that share a run's micro-steps (torchrun)", at_least=1
     )
-    gpus: int = key(
-        0,
-        "--dry_run: plan for so many GPUs (0: those of this machine)",
-        at_least=0,
-        at_most=1_000_000,
-    )
 
     def __post_init__(self):
         configurator.check(self)
@@ -110,24 +104,21 @@ class ExperimentConfig:
             for name, entry in getattr(self, kind).items():
                 wrong = wrong_field(entry, rule, name)
                 refuse(wrong, f"{kind}: {wrong}")
-        self.arms, self.claims = all_arms(self), all_claims(self)
+        self.arms = all_arms(self)
+        self.claims = all_claims(self)
+        self.first_arms = arms_named(self, self.first_arms)
+        self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
         seeds_of = {}
         for name, seeds in self.seeds_of.items():
             seeds_of |= dict.fromkeys(arms_named(self, [name]), seeds)
         self.seeds_of = seeds_of
-        self.first_arms = arms_named(self, self.first_arms)
-        self.scores_of = {score: arms_named(self, arms) for score, arms in self.scores_of.items()}
         refuse(not self.arms, "arms={}: nothing to run; name a file of config/experiments/")
         refuse(not self.seeds, "seeds=[]: nothing to run; add one at least, as in seeds = [0, 1]")
-        rates, seeds = self.learning_rates, self.selection_seeds
-        refuse(bool(rates) != bool(seeds), "learning_rates, selection_seeds: give both, or none")
-        every = seeds + self.seeds
-        words = (
-            "seeds, selection_seeds: name each seed once; those that choose rates are not compared"
-        )
-        refuse(len(set(every)) < len(every), words)
-        scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
-        configurator.check_choice("prepare", self.prepare, scripts)
+        is_wrong = bool(self.learning_rates) != bool(self.selection_seeds)
+        refuse(is_wrong, "learning_rates, selection_seeds: give both, or none")
+        every = self.selection_seeds + self.seeds
+        words = "name each seed once; those that choose rates are not compared"
+        refuse(len(set(every)) < len(every), f"seeds, selection_seeds: {words}")
         self.check_names()
         self.check_runs()
         for arm, branch in self.branches.items():
@@ -141,16 +132,18 @@ class ExperimentConfig:
     def check_names(self) -> None:
         """Raises UserError for a name that could lead out of out_dir, since runs' folders and
         scores' files bear the names of arms and scores, and for one of no arm or score."""
-        words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin with no dot"
+        words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin "
+        words += "with no dot"
         for name in [self.name, *self.arms, *self.scores]:
             is_right = FILE_NAME.fullmatch(name) and name.isprintable() and len(name.encode()) <= 80
             refuse(not is_right, f"name, arms, scores: {show(name)}: {words}")
-        choosing = self.arms.keys() - self.rate_of.keys()
+        scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
+        configurator.check_choice("prepare", self.prepare, scripts)
         check_named("scores_of", self.scores_of, self.scores)
         check_named("scores_of", itertools.chain(*self.scores_of.values()), self.arms)
         for label in ("seeds_of", "first_arms", "rate_of"):
             check_named(label, getattr(self, label), self.arms)
-        check_named("rate_of", self.rate_of.values(), sorted(choosing))
+        check_named("rate_of", self.rate_of.values(), sorted(self.arms.keys() - self.rate_of))
         for arm, seeds in self.seeds_of.items():
             words = f"seeds_of: {arm}: has none of seeds={self.seeds}"
             refuse(not set(seeds) & set(self.seeds), words)
@@ -164,9 +157,8 @@ class ExperimentConfig:
         for arm in self.arms:
             keys = self.keys_of(arm)
             with about(f"arm {arm!r}"):
-                refuse(
-                    keys.dtype == "auto", "dtype=auto is timed anew in each run: add dtype to base"
-                )
+                words = "dtype=auto is timed anew in each run: add dtype to base"
+                refuse(keys.dtype == "auto", words)
                 is_wrong = self.selection_iters > keys.max_iters and arm not in self.rate_of
                 refuse(is_wrong, f"selection_iters: must be at most max_iters={keys.max_iters}")
 
@@ -192,45 +184,40 @@ class ExperimentConfig:
         words = "must be names that lead to a number in a row, or as ['lost', 0.9]"
         refuse(not is_right, f"of={show(path)}: {words}")
         given = claim.keys()
-        is_wrong = not {"above", "other_than", "within"} & given
-        refuse(is_wrong, "must have above, other_than or within")
-        is_wrong = "other_than" in given and {"above", "sides"} & given
-        refuse(is_wrong, "other_than has two sides, and no above")
-        is_wrong = {"sides", "within", "family"} & given or "above" not in given
-        words = "a count (in) has above, and no sides, within or family: it is no test"
-        refuse("in" in given and is_wrong, words)
-        words = "family: say in family_reason why it is corrected for less than all claims, or leave it out"
-        refuse("family" in given and "family_reason" not in given, words)
+        is_right = {"above", "other_than", "within"} & given
+        if "other_than" in given:
+            is_right = not {"above", "sides"} & given
+        if "in" in given:
+            is_right = "above" in given and not {"sides", "within", "family"} & given
+        words = (
+            "must have above, other_than (which has two sides, and no above) or within; a count "
+        )
+        words += "(in) has above, and no sides, within or family"
+        refuse(not is_right, words)
+        words = "say in family_reason why it is corrected for less than all claims, or leave it out"
+        refuse("family" in given and "family_reason" not in given, f"family: {words}")
         n_seeds = len(claims.seeds_of_claim(self, claim["contrast"]))
         refuse(claim.get("in", 0) > n_seeds, "in: is more than the seeds of its arms")
 
 
 configurator.begin(__name__, ExperimentConfig, __doc__)
 
-import ast
-import contextlib
-import datetime
 import itertools
 import json
-import math
 import os
 import re
-import statistics
 from pathlib import Path
 
-import torch
-
 from base.configurator import show
-from base.files import check_output, one_line, read_regular
+from base.files import check_output, one_line
 from base.rules import wrong_field
 from evaluate import EvaluateConfig
 from runs.outdir import write_text
 from study import claims, curves, report
 from study.arms import NAMES, about, all_arms, all_claims, arms_named, check_named, refuse
-from study.page import write_page
-from study.plan import Plan, choose_rates, first_step, name_of, steps_of, unknown_runs
+from study.plan import Plan, choose_rates, name_of
 from study.rows import read_rows, script_of
-from study.runner import gpus_of, jobs_of, lock, run_all
+from study.runner import run_all
 from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
@@ -254,79 +241,41 @@ def main(argv: list[str]) -> None:
     config = configurator.load(ExperimentConfig, argv)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     if config.dry_run:
-        print(estimate(config, read_rows(out_dir)))
+        print(listed(config, read_rows(out_dir)))
         return
-    check_outputs(out_dir)
+    if os.path.isdir(out_dir):  # before any run: what is written, or removed, at the end
+        check_output(out_dir / "claims.json", "claims")
+        for name in report.FIGURES:
+            check_output(out_dir / name, "figure")
     rows = run_all(config, out_dir)
     if rows is None:
         return
     choices = choose_rates(config, read_rows(out_dir))
     # a row may hold what no table can be made of
-    with one_line(f"{out_dir / 'rows.jsonl'}: cannot be shown"), lock_of_report(config, out_dir):
+    with one_line(f"{out_dir / 'rows.jsonl'}: cannot be shown"):
         records = [claims.record(claim) for claim in claims.judge_claims(config, rows, choices)]
-        said: list = [claims.table(records), claims.remarks(records)]
-        tables: list = [report.arms_table(config, rows)]
-        tables += [report.rates_table(config, choices)] if choices else []
-        parts = [part for part in (*tables, *said) if part]
-        print("\n" + "\n\n".join(map(str, parts)) + "\n")
-        figures = report.figures(rows, out_dir)
-        figures += report.claims_figure(records, out_dir / "claims.png")
+        parts: list = [report.arms_table(config, rows)]
+        if choices:
+            parts.append(report.rates_table(config, choices))
         if records:
+            parts += [claims.table(records), claims.remarks(records)]
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        page = write_page(out_dir / "report.html", [heading(argv, rows), *said, *figures, *tables])
-    print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
+        print("\n" + "\n\n".join(map(str, parts)) + "\n")
+        figures = [report.figure(rows, out_dir)]
+        figures += report.claims_figure(records, out_dir / "claims.png")
+    print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures])))
 
 
-def lock_of_report(config, out_dir: Path) -> contextlib.AbstractContextManager:
-    """Workers end at the same time, and one of them writes the report at a time."""
-    if config.run:
-        return lock(out_dir, "report", wait=math.inf)
-    return contextlib.nullcontext()
-
-
-def heading(argv: list[str], rows: list[dict]) -> str:
-    """The question of an experiment, as its config file begins, and of which code and day the
-    report is."""
-    files = [word for word in argv if not word.startswith("-")]
-    question = ""
-    if files:
-        question = ast.get_docstring(ast.parse(read_regular(files[-1], 1 << 20))) or ""
-    commits = sorted({str(row.get("git_commit"))[:7] for row in rows})
-    about = f"{len(rows)} runs, of commit {', '.join(commits)}; report of {datetime.date.today()}"
-    return f"{question}\n\n{about}".strip()
-
-
-def check_outputs(out_dir: Path) -> None:
-    """Raises UserError, before any run, where the folder has a file of somebody else in the place
-    of what main writes at the end, or removes there."""
-    if not os.path.isdir(out_dir):
-        return
-    kinds = {"claims.json": "claims", "report.html": "report"}
-    for name in [*kinds, *report.FIGURES]:
-        check_output(out_dir / name, kinds.get(name, "figure"))
-
-
-def estimate(config: ExperimentConfig, rows: list[dict]) -> str:
-    """Lists the runs that have no row, with their hours by the rows of the same arm; then what each
-    claim can show. Runs whose rate isn't chosen yet are listed at one of the rates."""
-    plan, each = Plan(config, rows), config.processes_per_run
-    waiting = plan.lacking + unknown_runs(config, plan.choices)
-    jobs = jobs_of(config, gpus_of(config) if config.gpus or torch.cuda.is_available() else [])
-    of_step: dict[str, list] = {}  # seconds of one process, by arm
-    for row in rows:
-        steps = row["curve"][-1][0] - first_step(row)
-        seconds = row["seconds"] * row.get("processes", 1) / max(steps, 1)
-        of_step.setdefault(row["arm"], []).append(seconds)
-    counts = f"{len(waiting)} of {len(plan.done) + len(waiting)} runs to do"
-    if of_step.keys() >= {run["arm"] for run in waiting}:
-        seconds = sum(statistics.median(of_step[run["arm"]]) * steps_of([run]) for run in waiting)
-        hours = seconds / 3600 / jobs / each
-        counts += f": about {hours:.1f} hours, {jobs} at a time, {each} processes each"
-    text = "\n".join([*map(name_of, waiting), counts])
+def listed(config: ExperimentConfig, rows: list[dict]) -> str:
+    """The runs that have no row, as far as learning rates are chosen; then what each claim can
+    show."""
+    plan = Plan(config, rows)
+    counts = f"{len(plan.lacking)} of {len(plan.runs)} runs to do{plan.more()}"
+    lines = [*map(name_of, plan.lacking), counts]
     reach = claims.reach_table(config, plan.shown)
-    return f"{text}\n\n{reach}" if reach else text
+    return "\n".join([*lines, f"\n{reach}"] if reach else lines)
 
 
 if __name__ == "__main__":

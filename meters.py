@@ -46,7 +46,7 @@ from model import GPT
 from runs import probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.hardware import Processes, pick_dtype
-from study.page import aligned
+from study.table import aligned
 
 MAP_TOKENS = 64
 # of the table, as probe.summary names them

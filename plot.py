@@ -1,12 +1,11 @@
 """Draws figures from the files of runs and experiments, and from nothing else:
 
-    python plot.py out               a run: out/page.png, from metrics.jsonl, meters.json (meters.py), or both
-    python plot.py out/a out/b       several runs: their losses in out/a/curves.png, then the page of each
-    python plot.py results/recall    an experiment: each figure that its rows have the numbers for
-                                     (experiment.py CONFIG --run=false adds those of its claims, and report.html)
-    python plot.py results           all experiments: the claims of each in its claims.png, and one table of them all
-    python plot.py out/meters.json   several checkpoints of meters.py: an attention map of each, side by side
-    python plot.py out --html=true   also out/page.html, a text token by token, of the checkpoint (study/token_page.py)
+    python plot.py out               a run: out/page.png, from metrics.jsonl, meters.json, or both
+    python plot.py out/a out/b       several runs: their losses in out/a/curves.png, then each page
+    python plot.py results/recall    an experiment: the figure of its rows (experiment.py CONFIG
+                                     --run=false adds that of its claims)
+    python plot.py out/meters.json   checkpoints of meters.py: an attention map of each, in maps.png
+    python plot.py out --html=true   also out/page.html, a text token by token (study/token_page.py)
 
 Here are the figures of runs. study/report.py draws those of experiments and of claims.
 """
@@ -56,21 +55,14 @@ def main(argv: list[str]) -> None:
         if len(runs) > 1:
             print(curves(runs))
         for folder in folders:
-            print(*draw(folder), sep="\n")
+            if os.path.isfile(folder):
+                print(maps(folder))
+            elif os.path.isfile(folder / "rows.jsonl"):
+                print(report.figure(read_rows(folder), folder))
+            else:
+                print(page(folder))
             if config.html:
                 print(write_page(folder, config.text))
-
-
-def draw(folder: Path) -> list:
-    """Draws the figures of what the folder or the file holds. Returns their paths; raises
-    UserError."""
-    if os.path.isfile(folder):
-        return [maps(folder)]
-    if os.path.isfile(folder / "rows.jsonl"):
-        return report.figures(read_rows(folder), folder)
-    if any(folder.glob("*/claims.json")):
-        return report.draw_claims(folder)
-    return [page(folder)]
 
 
 # -- The losses of several runs --------------------------------------------------------------------
@@ -110,30 +102,28 @@ def maps(file: Path) -> Path | str:
     """Draws the first attention map of each checkpoint of a meters.json, side by side, in one
     scale; behind that of one with a gate, weight times gate: what the gate leaves. Returns the
     path, or a line that says why there is none."""
-    panels = []
+    panels = []  # [(title, weights, gate, the map)]
     for meters in read_json(file)["checkpoints"]:
         for shown in meters["maps"][:1]:
+            weights, gate = np.abs(shown["weights"]), np.array(shown["gate"])
             title = "{attention}, gate {gate}\nlayer {layer}, head {head}"
-            panels.append((title.format(**shown | meters), shown))
-            if shown["gate"]:
-                left = np.array(shown["weights"]) * np.array(shown["gate"])[:, None]
-                panels.append(("weight times gate", shown | {"weights": left, "gate": []}))
+            panels.append((title.format(**shown | meters), weights, gate, shown))
+            if gate.size:
+                panels.append(("weight times gate", weights * gate[:, None], gate[:0], shown))
     if not panels:
         return f"{file}: has no attention map, nothing to draw"
-    most = max(np.abs(shown["weights"]).max() for _, shown in panels)
+    norm = PowerNorm(0.5, 0, max(weights.max() for _, weights, _, _ in panels))
     size = (4 * len(panels), 4)
     figure, grid = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-    for axes, (title, shown) in zip(grid.flat, panels, strict=True):
-        norm = PowerNorm(0.5, 0, most)
-        image = axes.imshow(np.abs(shown["weights"]), cmap="cividis", norm=norm)
+    for axes, (title, weights, gate, shown) in zip(grid.flat, panels, strict=True):
+        image = axes.imshow(weights, cmap="cividis", norm=norm)
         axes.set(xlabel="key (position)", ylabel="query (position)", title=title)
         for kind, positions in shown["queries"].items():
             axes.plot([-1] * len(positions), positions, ">", markersize=4, label=f"{kind}s")
             axes.legend(labelcolor="white", frameon=False)
-        if shown["gate"]:
+        if gate.size:
             strip = axes.inset_axes((1.03, 0, 0.06, 1), sharey=axes)
-            values = np.array(shown["gate"])[:, None]
-            strip.imshow(values, cmap="gray", vmin=0, vmax=1, aspect="auto")
+            strip.imshow(gate[:, None], cmap="gray", vmin=0, vmax=1, aspect="auto")
             strip.axis("off")
             strip.set_title("gate", fontsize="small")
     figure.colorbar(image, label="size of the weight (colours by its root)")
@@ -164,10 +154,8 @@ def page(folder: Path) -> Path:
                     if number is not None:
                         lines.setdefault(label, []).append((i, number))
     if not panels:
-        raise UserError(
-            f"{folder}: has no metrics.jsonl (a run), meters.json, rows.jsonl (an experiment) or "
-            "*/claims.json (several), or they hold nothing yet"
-        )
+        words = "has no metrics.jsonl (a run), meters.json or rows.jsonl (an experiment), or they "
+        raise UserError(f"{folder}: {words}hold nothing yet")
     figure, grid = plt.subplots(2, 3, figsize=(14, 8))
     for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
         draw_lines(axes, lines)
@@ -178,8 +166,7 @@ def page(folder: Path) -> Path:
 
 def numbers_of(layer: dict) -> dict[str, dict]:
     """{panel: {label: number}} of the meters of one layer, means over its heads."""
-    sink = layer["sink"]
-    residual = layer["residual"]
+    sink, residual = layer["sink"], layer["residual"]
     return {
         "Weight of each head on token 0": {f"head {i}": x for i, x in enumerate(sink["share"])},
         "Token 0": {

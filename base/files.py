@@ -298,7 +298,6 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-REPORT_END = "<!-- written by experiment.py -->"
 # {kind: (ending of its name, how an older one is known: names that its JSON has, or bytes in it)}
 OUTPUTS: dict[str, tuple[str, Any]] = {
     "scores": (".json", {"checkpoint", "dataset", "split"}),
@@ -306,7 +305,6 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "claims": (".json", {"claims"}),
     "figure": (".png", b"Software\x00Matplotlib"),
     "page of a text": (".html", b"The page that token_page.py writes"),
-    "report": (".html", REPORT_END.encode()),
 }
 
 

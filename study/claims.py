@@ -12,36 +12,73 @@ from collections.abc import Sequence
 from base import configurator
 from base.configurator import UserError
 from study import stats
-from study.page import Table
 from study.rows import mixer_of, script_of
+from study.table import Table
 
 FEW_SEEDS = 5  # with fewer a standard error says little: of two, it may be off by a factor of 32
 # of the way from chance to 1: arms beyond these are at the ceiling, or at chance
 TOP, BOTTOM = 0.95, 0.05
 
-RATIO = "ratio of steps"
-# meters
-SHARES = {
-    "share",
-    "uniform",
-    "sink",
-    "to_sink",
-    "sink_max",
-    "sink_baseline",
-    "gate_below_0.1",
-    "induction",
+# {unit that numbers are shown in: their format}
+UNITS = {
+    "of the residual stream": "+.3f",
+    "nats a token": "+.4f",
+    "ratio of steps": ".2f",
+    "ratio": ".3f",
+    "steps": ",.0f",
+    "%": "+.1f",
+    "points": "+.1f",
+    "as in the rows": "+.4g",
 }
-NATS, AS_IT_IS = "nats a token", "as in the rows"
+RATIOS = ("ratio of steps", "ratio", "steps")  # shown of logarithms
+PERCENT = ("%", "points")  # shown of fractions
+# {a name in the path of a claim: the unit}
 UNIT_OF = {
-    "accuracy": "points", "slices": "points", "val_loss": NATS, "loss": NATS, "log_steps": RATIO, "lost": "points",
-}  # fmt: skip
-UNITS = {  # {unit: (how a number of the rows is shown in it, its format)}
-    "of the residual stream": (lambda x: x, "+.3f"), NATS: (lambda x: x, "+.4f"), RATIO: (math.exp, ".2f"),
-    "ratio": (math.exp, ".3f"), "steps": (math.exp, ",.0f"), "%": (lambda x: 100 * x, "+.1f"),
-    "points": (lambda x: 100 * x, "+.1f"), AS_IT_IS: (lambda x: x, "+.4g"),
-}  # fmt: skip
-# the format of an effect, where it is a factor and no number of this unit
-FACTORS = {"steps": ".2f"}
+    "accuracy": "points",
+    "slices": "points",
+    "lost": "points",
+    "val_loss": "nats a token",
+    "loss": "nats a token",
+    "log_steps": "ratio of steps",
+}
+# meters that are fractions
+SHARES = {"share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "gate_below_0.1"}
+SHARES |= {"induction"}
+
+
+def convert(value: float, unit: str) -> float:
+    """A number of the rows in a unit."""
+    if unit in RATIOS:
+        return math.exp(value)
+    return 100 * value if unit in PERCENT else value
+
+
+def in_unit(value: float, unit: str) -> str:
+    return f"{convert(value, unit):{UNITS[unit]}}"
+
+
+def effect_format(unit: str) -> str:
+    """The format of an effect, which of a number of steps is a factor."""
+    return ".2f" if unit == "steps" else UNITS[unit]
+
+
+def unit_of(of: Sequence, weights: dict[str, float]) -> str:
+    """The unit that the numbers of a claim are shown in, one of UNITS."""
+    if of[0] == "log_steps" and abs(sum(weights.values())) > 1e-9:
+        return "steps"
+    if of[0] == "log":
+        return "ratio"
+    for name in of:
+        if name in UNIT_OF:
+            return UNIT_OF[name]
+    if of[0] == "meters" and of[-1] == "effective":
+        return "of the residual stream"
+    if of[0] == "meters" and SHARES & set(of):
+        return "%"
+    return "as in the rows"
+
+
+# -- What a claim asks, and what it can show -------------------------------------------------------
 
 
 def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
@@ -58,11 +95,12 @@ def questions(config) -> list[dict]:
     the claim. All claims that are declared are one family, and all exploratory ones another, but
     for those that name a smaller one. tests: [(name and sides as in stats.tests_of, smallest p after
     Holm, size of the family)]."""
-    asked, families = [], {}
+    asked: list[dict] = []
+    families: dict[tuple, list] = {}
     for name, rule in config.claims.items():
         weights, path = rule["contrast"], rule.get("of", [config.metric])
         is_exploratory = rule.get("exploratory", False)
-        question: dict = {
+        question = {
             "claim": name,
             "of": path,
             "unit": unit_of(path, weights),
@@ -74,11 +112,13 @@ def questions(config) -> list[dict]:
             "tests": [],
         }
         asked.append(question)
-        tests = families.setdefault(question["family"], [])
-        tests += [(question, name, sides) for name, sides in stats.tests_of(rule)]
+        family = families.setdefault(question["family"], [])
+        for test, sides in stats.tests_of(rule):
+            least = stats.smallest_p(len(question["seeds"]), sides)
+            family.append((question, test, sides, least))
     for family in families.values():
-        least = [stats.smallest_p(len(question["seeds"]), sides) for question, _, sides in family]
-        for (question, test, sides), p in zip(family, stats.holm(least), strict=True):
+        corrected = stats.holm([least for *_, least in family])
+        for (question, test, sides, _), p in zip(family, corrected, strict=True):
             question["tests"].append((test, sides, p, len(family)))
     return asked
 
@@ -99,53 +139,46 @@ def check_reach(config) -> None:
 
 
 def reach_table(config, rows: list[dict]) -> Table | None:
-    """A line per test of a claim: what it can show, from the spread of the compared rows there are,
-    or from `pair_spread`."""
+    """A line per test of a claim: what it can show in 80% of cases, from the spread of the compared
+    rows there are, or from `pair_spread`."""
     lines = []
     for question in questions(config):
-        name = question["claim"] + " (exploratory)" * question["exploratory"]
+        n, weights, unit = len(question["seeds"]), question["weights"], question["unit"]
+        values = list(stats.contrast(rows, weights, question["of"]).values())
+        if len(values) > 1 and not stats.are_identical(values):
+            spread = statistics.stdev(values)
+            source = f"{spread:.3g}, of {len(values)} seeds"
+        else:  # pair_spread is of a pair; arms are taken to differ independently
+            squares = sum(weight**2 for weight in weights.values())
+            spread = (config.pair_spread or math.nan) * math.sqrt(squares / 2)
+            source = f"{spread:.3g}, assumed"
         for test, sides, p, size in question["tests"]:
+            effect, band = stats.detectable(n, stats.LEVEL / size / sides)
+            sees = spread * (band if test == "p_within" else effect)
+            seen = "nothing"
+            if math.isfinite(sees):
+                seen = f"{convert(sees, unit):{effect_format(unit)}}".lstrip("+")
             kind = "within" if test == "p_within" else "above"
-            sees = effect_seen(config, question, kind, stats.LEVEL / size / sides, rows)
-            n = str(len(question["seeds"]))
-            lines.append([name, kind, n, f"{p:.2g}", str(size), *sees])
-    title = "What each claim can show: the least p of its seeds, after Holm's correction, and what 80% of cases see"
+            line = [question["claim"], kind, str(n), f"{p:.2g}", str(size), seen, unit, source]
+            lines.append(line)
+    title = "What each claim can show: the least p of its seeds, after Holm's correction, and what "
+    title += "80% of cases see\n(nothing: the seeds are too few, or no spread is known)"
     header = ["claim", "test", "seeds", "least p", "in family", "sees", "unit", "spread"]
     return Table(title, header, lines) if lines else None
 
 
-def effect_seen(config, question: dict, kind: str, level: float, rows: list[dict]) -> list[str]:
-    """[the distance from the threshold, or the band (kind "within"), that a claim shows in 80% of
-    cases; its unit; the spread], in words."""
-    n, weights, unit = len(question["seeds"]), question["weights"], question["unit"]
-    values = list(stats.contrast(rows, weights, question["of"]).values())
-    if len(values) > 1 and not stats.are_identical(values):
-        spread, source = statistics.stdev(values), f"of {len(values)} seeds"
-    else:  # pair_spread is of a pair; arms are taken to differ independently
-        squares = sum(weight**2 for weight in weights.values())
-        spread, source = (config.pair_spread or 0) * math.sqrt(squares / 2), "assumed"
-    effect = stats.detectable(n, level)[kind == "within"]
-    if not spread:
-        return ["no spread is known", unit, "-"]
-    if math.isinf(effect):
-        return ["nothing: too few seeds", unit, "-"]
-    return [seen(effect * spread, unit), unit, f"{spread:.3g}, {source}"]
-
-
-def seen(effect: float, unit: str) -> str:
-    """A distance, as that which a claim could see; of a number of steps it is a factor."""
-    convert, form = UNITS[unit]
-    return f"{convert(effect):{FACTORS.get(unit, form)}}".lstrip("+")
+# -- What the rows say -----------------------------------------------------------------------------
 
 
 def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
     """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see
-    `unseen`) and flags, what a reader must know beside the verdict. choices: of learning rates, as
-    plan.choose_rates gives them."""
-    judged, families = [], {}
+    `unseen`), p_all, modes and flags, what a reader must know beside the verdict. choices: of
+    learning rates, as plan.choose_rates gives them."""
+    judged = []
+    families: dict[tuple, list] = {}
     for question in questions(config):
         values = stats.contrast(rows, question["weights"], question["of"])
-        result = question | {"by_seed": values} | unseen(rows, question, values)
+        result = question | {"by_seed": values, "modes": None} | unseen(rows, question, values)
         judged.append(result)
         if "in" in question["rule"] and (result["missing"] or not values):
             result |= {"verdict": "not run", "threshold": question["rule"]["above"]}
@@ -157,31 +190,41 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
             result.update(numbers)
     correct_over_all(judged)
     for result in judged:  # each was corrected for in the family that it was declared in
-        result["modes"] = None
-        result["flags"] = flags = []
-        if result["lost"]:
-            flags.append(f"no value in seeds {', '.join(map(str, result['lost']))}")
-        if result["verdict"] == "not run":
-            continue
-        can_be_supported = any(p < stats.LEVEL for _, _, p, _ in result["tests"])
-        if result["verdict"] == "inconclusive" and not can_be_supported:
-            result["verdict"] = stats.UNDECIDABLE
-        arms: dict[str, list] = {arm: [] for arm in result["weights"]}
-        for row in rows:
-            if row["arm"] in arms:
-                arms[row["arm"]].append(row)
-        looks = undeclared_looks(arms, result)
-        result["exploratory"] |= bool(looks)
-        flags += looks + only_in_its_family(result)
-        if "in" not in result["rule"]:
-            result["modes"] = modes_of(rows, result)
-            flags += mean_of_two_modes(result["modes"])
-        if result["of"] == ["accuracy"]:
-            flags += ends_of_the_scale(config, arms)
-        choosing = {config.rate_of.get(arm, arm) for arm in arms}
-        chosen = [choice for choice in choices if choice["arm"] in choosing]
-        flags += unlike_pairs(arms) + unlike_rates(arms) + doubts(chosen)
+        result["flags"] = flags_of(config, result, rows, choices)
     return judged
+
+
+def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) -> list[str]:
+    """What a reader must know beside the verdict. Makes a claim exploratory that was looked at in a
+    way that was not declared, and adds its modes."""
+    flags = []
+    if result["lost"]:
+        flags.append(f"no value in seeds {', '.join(map(str, result['lost']))}")
+    if result["verdict"] == "not run":
+        return flags
+    can_be_supported = any(p < stats.LEVEL for _, _, p, _ in result["tests"])
+    if result["verdict"] == "inconclusive" and not can_be_supported:
+        result["verdict"] = stats.UNDECIDABLE
+    arms: dict[str, list] = {arm: [] for arm in result["weights"]}
+    for row in rows:
+        if row["arm"] in arms:
+            arms[row["arm"]].append(row)
+    looks = undeclared_looks(arms, result)
+    result["exploratory"] |= bool(looks)
+    flags += looks
+    holds = result["verdict"] in ("supported", "equivalent")
+    if holds and result.get("p_all", 0.0) >= stats.LEVEL:
+        p = f"p is {result['p_all']:.2g} over all {result['n_all']} tests of the experiment"
+        flags.append(f"in its family alone: {p}")
+    if "in" not in result["rule"]:
+        result["modes"] = modes_of(rows, result)
+    if result["modes"] is not None:
+        flags.append(mean_of_two_modes(result["modes"]))
+    if result["of"] == ["accuracy"]:
+        flags += ends_of_the_scale(config, arms)
+    choosing = {config.rate_of.get(arm, arm) for arm in arms}
+    chosen = [choice for choice in choices if choice["arm"] in choosing]
+    return flags + unlike_pairs(arms) + unlike_rates(arms) + doubts(chosen)
 
 
 def correct_over_all(judged: list[dict]) -> None:
@@ -199,25 +242,12 @@ def correct_over_all(judged: list[dict]) -> None:
             result["n_all"] = len(tests)
 
 
-def only_in_its_family(result: dict) -> list[str]:
-    """Says so where a verdict holds within the family of the claim, and not over all claims of the
-    experiment."""
-    holds = result["verdict"] in ("supported", "equivalent")
-    if not holds or result.get("p_all", 0.0) < stats.LEVEL:
-        return []
-    p = f"p is {result['p_all']:.2g} over all {result['n_all']} tests of the experiment"
-    return [f"in its family alone: {p}"]
-
-
 def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[str, list[int]]:
-    """The seeds without a value: "missing" where a run has no row, or not yet the score that the
-    claim is about; "lost" where all have one, but one lacks the number, as that of a run that was
-    not finite does."""
-    path = [name for name in question["of"] if name != "log"]
+    """The seeds without a value: "missing" where a run has no row; "lost" where all have one, but
+    one lacks the number, as that of a run that was not finite does."""
     arms_of: dict[int, set] = {}
     for row in rows:
-        if path[0] != "scores" or not row["finite"] or path[1] in row["scores"]:
-            arms_of.setdefault(row["seed"], set()).add(row["arm"])
+        arms_of.setdefault(row["seed"], set()).add(row["arm"])
     missing, lost = [], []
     for seed in question["seeds"]:
         if not question["weights"].keys() <= arms_of.get(seed, set()):
@@ -260,10 +290,10 @@ def modes_of(rows: list[dict], question: dict) -> dict | None:
     compared. {split, over, n, p}; None: the runs show no two modes. Of more than two arms, whose
     levels differ, the contrast itself is looked at."""
     weights, by_seed, path = question["weights"], question["by_seed"], question["of"]
-    values, unit = {"the contrast": list(by_seed.values())}, question["unit"]
-    if len(weights) < 3:
-        unit = unit_of(path, {"an arm": 1.0})
-        values = {}
+    if len(weights) > 2:
+        unit, values = question["unit"], {"the contrast": list(by_seed.values())}
+    else:
+        unit, values = unit_of(path, {"an arm": 1.0}), {}
         for arm in weights:
             of_arm = stats.contrast(rows, {arm: 1.0}, path)
             values[arm] = [of_arm[seed] for seed in by_seed]
@@ -276,28 +306,28 @@ def modes_of(rows: list[dict], question: dict) -> dict | None:
         over[name] = sum(is_over[-1])
     is_a_difference = len(weights) == 2 and math.prod(weights.values()) < 0
     p = stats.sign_test(*is_over) if is_a_difference else None
-    convert, form = UNITS[unit]
-    shown = f"{convert(split):{form}}".lstrip("+")
+    shown = in_unit(split, unit).lstrip("+")
     return {"split": f"{shown} {unit}", "over": over, "n": len(by_seed), "p": p}
 
 
-def mean_of_two_modes(modes: dict | None) -> list[str]:
-    """Says of an outcome with two modes what its seeds are, since their mean is not."""
-    if modes is None:
-        return []
+def mean_of_two_modes(modes: dict) -> str:
+    """What the seeds of an outcome with two modes are, since their mean is not."""
     counts = ", ".join(f"{name} {n}" for name, n in modes["over"].items())
     p = "" if modes["p"] is None else f" (sign test p {modes['p']:.2g})"
     said = f"over {modes['split']} are {counts} of {modes['n']} seeds{p}"
-    return [f"two modes, and a mean is neither: {said}"]
+    return f"two modes, and a mean is neither: {said}"
 
 
 def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
     """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no
     difference can be seen there."""
-    script, places = script_of(config.prepare), []
+    script = script_of(config.prepare)
+    if not hasattr(script, "chance"):
+        return []
+    places = []
     for rows in arms.values():
         values = [row["accuracy"] for row in rows if row["accuracy"] is not None]
-        if not values or not hasattr(script, "chance"):
+        if not values:
             return []
         chance = script.chance(configurator.build(script.Config, rows[0]["data"]))
         places.append((statistics.fmean(values) - chance) / (1 - chance))
@@ -307,28 +337,25 @@ def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
 
 
 def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
-    """What differs between the runs of a seed besides their keys: commit, dtype, device, threads.
-    The commits may differ where a hash of the code that the numbers depend on does not. Older rows
-    do not hold all of them."""
+    """What differs between the runs of a seed besides their keys. The commits may differ where the
+    hash of the code that the numbers depend on does not. Older rows do not hold all of them."""
     by_seed: dict[int, list] = {}
     for row in itertools.chain(*arms.values()):
         by_seed.setdefault(row["seed"], []).append(row)
+    fields = {
+        "commits": "code_sha256",
+        "dtypes": "dtype",
+        "devices": "device",
+        "threads": "threads",
+    }
     words = []
-    for kind in ("commits", "dtypes", "devices", "threads"):
+    for kind, field in fields.items():
         n = 0
         for rows in by_seed.values():
-            found = {made_with(row, kind) for row in rows} - {None, "auto", 0}
-            n += len(found) > 1
+            n += len({row.get(field) for row in rows} - {None}) > 1
         if n:
             words.append(f"mixed {kind} within {n} of {len(by_seed)} seeds")
     return words
-
-
-def made_with(row: dict, kind: str) -> object:
-    if kind == "commits":
-        return row.get("code_sha256") or row.get("git_commit")
-    name = {"dtypes": "dtype", "devices": "device"}.get(kind, kind)
-    return row.get(name) or row["config"].get(name)
 
 
 def unlike_rates(arms: dict[str, list[dict]]) -> list[str]:
@@ -348,10 +375,12 @@ def doubts(choices: list[dict]) -> list[str]:
     """Edge: a chosen rate is the lowest or the highest of those tried. Margin: the next best rate
     is within a standard error of the difference, or one seed tells none. Rates: so few seeds that a
     standard error says little."""
-    choices = [choice for choice in choices if choice["rate"] is not None]
-    words, at_edge, margins, few = [], {}, [], {}
+    words, margins, few = [], [], []
+    at_edge: dict[float, list] = {}
     for choice in choices:
         arm, rate = choice["arm"], choice["rate"]
+        if rate is None:
+            continue
         if choice["is_edge"]:
             at_edge.setdefault(rate, []).append(arm)
         margin, error = choice.get("margin", math.inf), choice.get("error", math.nan)
@@ -359,42 +388,30 @@ def doubts(choices: list[dict]) -> list[str]:
             close = f"rate {rate:g} and {choice['other']:g} are within a standard error"
             margins.append(f"margin: {arm}'s {close}")
         elif math.isfinite(margin) and math.isnan(error):
-            unknown = (
-                f"rate {rate:g} over {choice['other']:g}: one seed does not tell what noise is"
-            )
-            margins.append(f"margin: {arm}'s {unknown}")
+            over = f"rate {rate:g} over {choice['other']:g}"
+            margins.append(f"margin: {arm}'s {over}: one seed does not tell what noise is")
         n = len(choice["values"][rate])
         if 1 < n < FEW_SEEDS:
-            few[f"rates: a standard error of {n} seeds, too few to tell"] = None
+            few = [f"rates: a standard error of {n} seeds, too few to tell"]
     for rate, arms in at_edge.items():
         names = ", ".join(arms) if len(arms) < 4 else f"{len(arms)} arms"
         words.append(f"edge: {names} chose {rate:g} at the end of the grid")
-    return [*words, *margins, *few]
+    return words + margins + few
 
 
-def unit_of(of: Sequence, weights: dict[str, float]) -> str:
-    """The unit that the numbers of a claim are shown in, one of UNITS."""
-    if of[0] == "log_steps" and abs(sum(weights.values())) > 1e-9:
-        return "steps"
-    known = [word for word in of if word in UNIT_OF]
-    if of[0] == "meters" and not known:
-        if of[-1] == "effective":
-            return "of the residual stream"
-        return "%" if SHARES & set(of) else AS_IT_IS
-    if of[0] == "log":
-        return "ratio"
-    return UNIT_OF[known[0]] if known else AS_IT_IS
+# -- How a claim is kept and shown -----------------------------------------------------------------
 
 
 def record(claim: dict) -> dict:
     """What claims.json keeps of a judged claim, with all numbers in its unit. null: an end that too
     few seeds leave open, and what a claim does not have. detectable: so far beyond the threshold;
     of ratios, steps: by this factor."""
-    rule, unit, values = claim["rule"], claim["unit"], claim["by_seed"]
-    convert, _ = UNITS[unit]
+    rule, values = claim["rule"], claim["by_seed"]
 
     def shown(value: float | None) -> float | None:
-        return None if value is None or not math.isfinite(value) else float(f"{convert(value):.6g}")
+        if value is None or not math.isfinite(value):
+            return None
+        return float(f"{convert(value, claim['unit']):.6g}")
 
     numbers = ("low", "high", "student_low", "student_high", "threshold", "within")
     numbers += ("detectable", "detectable_within")
@@ -402,7 +419,7 @@ def record(claim: dict) -> dict:
     kept = {
         "name": claim["claim"],
         "of": " ".join(map(str, claim["of"])),
-        "unit": unit,
+        "unit": claim["unit"],
         "verdict": claim["verdict"],
         "exploratory": claim["exploratory"],
         "either_way": "other_than" in rule,
@@ -417,19 +434,15 @@ def record(claim: dict) -> dict:
     return kept | {"flags": claim["flags"]}
 
 
-def table(records: list[dict]) -> Table | None:
+def table(records: list[dict]) -> Table:
     """A line per claim, of what claims.json keeps of it; all numbers but p and seeds are in its
     unit."""
-    title = (
-        "Claims: the mean over the seeds with its exact 95% interval (one-sided: two bounds; where few seeds leave it "
-        "open, Student's),\np after Holm's correction over its family, and over all tests of the experiment that were "
-        "declared, of two\nmodes how many seeds of each arm are in the upper one, and the effect or the band that 80% "
-        "of such would show"
-    )
+    title = """Claims: the mean over the seeds with its exact 95% interval (one-sided: two bounds;
+where few seeds leave it open, Student's), p after Holm's correction over its family, and over all
+tests of the experiment that were declared, and the effect or the band that 80% would show"""
     header = ["claim", "verdict", "mean (interval)", "asked", "unit", "p", "p over all"]
-    header += ["modes", "could see", "seeds"]
-    cells = [[one["name"], *cells_of(one)] for one in records]
-    return Table(title, header, cells) if records else None
+    header += ["could see", "seeds"]
+    return Table(title, header, [[one["name"], *cells_of(one)] for one in records])
 
 
 def cells_of(one: dict) -> list[str]:
@@ -437,8 +450,8 @@ def cells_of(one: dict) -> list[str]:
     unit, n = one["unit"], str(len(one["seeds"]))
     verdict = "exploratory: " * one["exploratory"] + one["verdict"]
     if one["verdict"] == "not run" or one["estimate"] is None:
-        return [verdict, *["-"] * 7, n]
-    _, form = UNITS[unit]
+        return [verdict, *["-"] * 6, n]
+    form = UNITS[unit]
     low, high = one["low"], one["high"]
     if None in (low, high):
         low, high = one["student_low"], one["student_high"]
@@ -455,14 +468,8 @@ def cells_of(one: dict) -> list[str]:
         asked.append(f"in {one['needed']} seeds: {one['over']}")
     p = numbers_in(one, ("p_holm", "p_within_holm"), ".2g")
     over_all = numbers_in(one, ("p_all",), ".2g")
-    effects = numbers_in(one, ("detectable", "detectable_within"), FACTORS.get(unit, form))
-    could_see = effects.replace("+", "")
-    modes = one.get("modes")
-    counts = "-"
-    if modes is not None:
-        counts = f"{', '.join(map(str, modes['over'].values()))} of {modes['n']}"
-        counts += "" if modes["p"] is None else f" (p {modes['p']:.2g})"
-    return [verdict, mean, ", ".join(asked), unit, p, over_all, counts, could_see, n]
+    effects = numbers_in(one, ("detectable", "detectable_within"), effect_format(unit))
+    return [verdict, mean, ", ".join(asked), unit, p, over_all, effects.replace("+", ""), n]
 
 
 def numbers_in(one: dict, names: Sequence[str], form: str) -> str:

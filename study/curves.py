@@ -1,11 +1,13 @@
 """What a run's learning curve says beyond its end: numbers with more power, which claims may be
 about.
 
-    "of": ["log_steps", 0.9]    the logarithm of the steps to the first evaluation over 0.9; of a run that never gets
-                                there, that of its horizon
+    "of": ["log_steps", 0.9]    the logarithm of the steps to the first evaluation over 0.9; of a
+                                run that never gets there, that of its horizon
     "of": ["at", 1500]          the accuracy, or the loss, that was evaluated at that step
-    "of": ["lost", 0.9]         1 if the run never gets there, else 0: the mean is the fraction of runs lost
-    "of": ["log_steps", "repeated", 0.8], ["lost", "repeated", 0.8]: of the loss of a part of the text (docs/data.md)
+    "of": ["lost", 0.9]         1 if the run never gets there, else 0: the mean is the fraction of
+                                runs lost
+    "of": ["log_steps", "repeated", 0.8], ["lost", "repeated", 0.8]
+                                of the loss of a part of the text (docs/data.md)
 
 A curve is [[step, value], ...], of accuracy or of loss; of a loss, "over" reads "under". The
 horizon of a run is the last step that it was to make. One that stopped before it, because it had
@@ -22,10 +24,9 @@ import numpy as np
 
 
 def horizon_of(row: dict) -> float:
-    """The last step that the run was to make: "horizon" where the row has it, else max_iters, else
-    its last step."""
+    """The last step that the run was to make; older rows have it among their keys alone."""
     planned = row.get("horizon") or row.get("config", {}).get("max_iters")
-    return float(planned) if planned else float(row["curve"][-1][0])
+    return float(planned or row["curve"][-1][0])
 
 
 def steps_to(row: dict, *where: Any) -> int | None:
@@ -33,18 +34,12 @@ def steps_to(row: dict, *where: Any) -> int | None:
     is none, or if the run was not finite. where: the threshold, or a part of the text, as in the
     row's "loss", and the threshold of its loss."""
     *part, threshold = where
-    if not row["finite"]:
-        return None
+    points, is_loss = row["curve"], row.get("metric") == "val_loss"
     if part:
         points = [(point["step"], point.get(part[0])) for point in row.get("loss_curve", [])]
-    else:
-        points = row["curve"]
-    is_loss = part or row.get("metric") == "val_loss"
-    for step, value in points:
-        if value is None:
-            continue
-        is_there = value < threshold if is_loss else value > threshold
-        if is_there:
+        is_loss = True
+    for step, value in points if row["finite"] else []:
+        if value is not None and (value < threshold if is_loss else value > threshold):
             return step
     return None
 
@@ -53,7 +48,7 @@ def area(row: dict) -> float | None:
     """The mean height of the curve from its first step to the horizon, by trapezoids; None if it
     was not finite."""
     steps, values = zip(*row["curve"], strict=True)
-    if not row["finite"] or None in values:
+    if not row["finite"]:
         return None
     end = max(horizon_of(row), steps[-1])
     if end == steps[0]:

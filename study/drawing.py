@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib
@@ -10,41 +10,27 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.axis import Axis
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from base.files import check_output, write_whole
-from model import MIXERS
-from study import stats
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
 
-# Okabe & Ito 2008: colours that the colour-blind can tell apart. The spare ones are from Tol 2021,
+# Okabe & Ito 2008: colours that the colour-blind can tell apart; the last five are from Tol 2021,
 # "muted"
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-SPARE_COLOURS = ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
-MIXER_COLOURS = dict(
-    zip(MIXERS, [*COLOURS[:6], "#882255", "#AA4499", "#DDCC77", "#661100", "#6699CC"], strict=False)
-)
-
-
-def mixer_colours(names: Iterable[str]) -> dict[str, str]:
-    """{name: colour} of mixers, or patterns of them: those of MIXER_COLOURS, and for all others
-    spare ones, in turn. Patterns come last, so that each mixer has one colour in every figure."""
-    unused = itertools.cycle(SPARE_COLOURS)
-    return {
-        name: MIXER_COLOURS.get(name) or next(unused) for name in dict.fromkeys([*MIXERS, *names])
-    }
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+COLOURS += ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 
 
 def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
     """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel of a
-    figure: black for the arm without a gate, which comes first, and a colour for each other one,
-    dashed when the colours are used up."""
-    looks = itertools.cycle(itertools.product(["-", "--"], [*COLOURS[:6], *SPARE_COLOURS]))
-    names = sorted(dict.fromkeys(variants), key=lambda name: name != "none")
-    pairs = {name: ("-", COLOURS[6]) if name == "none" else next(looks) for name in names}
-    return {name: dict(color=colour, linestyle=style) for name, (style, colour) in pairs.items()}
+    figure: black for the arm without a gate, and a colour for each other one, dashed when the
+    colours are used up."""
+    looks = {"none": {"color": "#000000", "linestyle": "-"}}
+    others = [name for name in dict.fromkeys(variants) if name != "none"]
+    for i, name in enumerate(others):
+        line = "-" if i < len(COLOURS) else "--"
+        looks[name] = {"color": COLOURS[i % len(COLOURS)], "linestyle": line}
+    return looks
 
 
 def curve_panels(
@@ -53,83 +39,65 @@ def curve_panels(
     path: Path,
     *,
     ylabel: str = "",
-    xlabel: str = "step",
-    columns: int = 4,
-    size: tuple[float, float] = (3.2, 2.7),
+    ylim: tuple = (None, None),
     sharey: bool = True,
-    finish: Callable[[plt.Axes, str], object],
 ) -> Path:
-    """Draws a panel per title: a thin line per seed and a thick one at their mean, from three seeds
-    on with a band, its 95% interval. Returns the path.
+    """Draws a panel per title: a thin line per seed and a thick one at their mean. Returns the
+    path.
 
     A curve that ends before the others, as that of a run that has solved the task, keeps its last
     value. Where a curve has no finite value the mean has a gap: one of the others would look better
     than the arm is.
 
-    panels: {title: {label: [curve of a seed, [(x, y), ...], ...]}}; looks: {label: matplotlib's
-    keys of its lines}. finish: called with each panel and its title, for what one figure alone has.
+    panels: {title: {label: [curve of a seed, [(step, y), ...], ...]}}; looks: {label: matplotlib's
+    keys of its lines}.
     """
-    columns = min(columns, len(panels))
+    columns = min(4, len(panels))
     lines = math.ceil(len(panels) / columns)
-    figsize = size[0] * columns + 0.6, size[1] * lines + 0.6
+    width, height = (7, 4.2) if len(panels) == 1 else (3.2, 2.7)
     figure, grid = plt.subplots(
-        lines, columns, figsize=figsize, squeeze=False, sharex=True, sharey=sharey
+        lines,
+        columns,
+        figsize=(width * columns + 0.6, height * lines + 0.6),
+        squeeze=False,
+        sharex=True,
+        sharey=sharey,
     )
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     for axes, (title, curves_of) in zip(grid.flat, panels.items(), strict=False):
         for label, curves in curves_of.items():
-            if curves:
-                draw_curves(axes, curves, label, looks[label])
+            draw_curves(axes, curves, label, looks[label])
         axes.set_title(title, fontsize=9)
+        axes.set_ylim(*ylim)
         # the panels below and to the left may be none
         axes.tick_params(labelbottom=True, labelleft=True)
-        finish(axes, title)
         dress(axes)
-    figure.supxlabel(xlabel, fontsize=10)
+    figure.supxlabel("step", fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
-    legend_of(figure)
+    named = {}  # each label of the panels once
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
     return write(figure, path)
 
 
 def draw_curves(axes: plt.Axes, curves: list[list[tuple]], label: str, look: dict) -> None:
-    """The curves of the seeds of an arm, their mean, and its band."""
+    """The curves of the seeds of an arm, and their mean."""
     steps = sorted({step for step, _ in itertools.chain(*curves)})
     by_seed = []
     for curve in curves:
         axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **look)
         by_seed.append([last_before(curve, step) for step in steps])
-    values = np.array(by_seed, dtype=float)  # (seeds, steps)
-    means = values.mean(axis=0)
+    means = np.array(by_seed, dtype=float).mean(axis=0)  # over (seeds, steps)
     axes.plot(steps, means, linewidth=1.8, label=label, **look)
-    if len(curves) > 2:  # an interval of two seeds would reach 13 standard errors to each side
-        bounds = np.array([stats.interval(of_step) for of_step in values.T.tolist()], dtype=float)
-        ends = np.where(np.isnan(bounds.T), means, bounds.T)  # NaN: identical values
-        axes.fill_between(steps, *ends, color=look.get("color"), alpha=0.15, linewidth=0)
 
 
 def last_before(curve: list[tuple], step: float) -> float | None:
     """The value at a step, or the last one before it."""
     return next((y for x, y in reversed(curve) if x <= step), None)
-
-
-def plain_ticks(axis: Axis, of_ten: tuple[float, ...]) -> None:
-    """Ticks of a logarithmic axis at these numbers times powers of ten, written without an
-    exponent."""
-    axis.set_major_locator(LogLocator(subs=of_ten))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
-
-
-def legend_of(figure: plt.Figure, **place) -> None:
-    """One legend for the figure, with each label of its panels once: to the right, if no other
-    place is given."""
-    named = {}
-    for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)
-    place = dict(loc="center left", bbox_to_anchor=(1, 0.5)) | place
-    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
 
 
 def dress(axes: plt.Axes) -> None:

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 
 from base import configurator
 from study.curves import area
-from study.rows import as_read, is_scored, mixer_of, scores_of, text_of
+from study.rows import as_read, mixer_of, scores_of, text_of, wanted_scores
 from train import TrainConfig
 
 
@@ -25,7 +25,7 @@ class Plan:
     choices: of learning rates, see choose_rates; compared: the runs that are compared, as far as
     their rates are chosen; shown: their rows, with the scores that the config asks for; runs: those
     that choose rates, then these; lacking: the runs without a row; done: the rows of the others;
-    others: the rows of no such run; unscored: the rows that lack a score.
+    others: the rows of no such run; unscored: the finite rows that lack a score.
     """
 
     def __init__(self, config, rows: list[dict]):
@@ -40,18 +40,26 @@ class Plan:
         self.lacking = [run for text, run in known.items() if text not in by_text]
         self.done = [by_text[text] for text in known if text in by_text]
         self.others = [row for text, row in by_text.items() if text not in known]
-        rows = [by_text[text] for text in map(text_of, self.compared) if text in by_text]
-        self.shown = [row | {"scores": scores_of(config, row)} for row in rows]
-        self.unscored = [row for row in rows if not is_scored(config, row)]
+        self.shown, self.unscored = [], []
+        for text in map(text_of, self.compared):
+            if text in by_text:
+                row = by_text[text]
+                scores = scores_of(config, row)
+                self.shown.append(row | {"scores": scores})
+                if row["finite"] and scores.keys() != wanted_scores(config, row["arm"]).keys():
+                    self.unscored.append(row)
+
+    def more(self) -> str:
+        """What to say behind the number of runs."""
+        waits = any(choice["rate"] is None for choice in self.choices)
+        return "; more follow when learning rates are chosen" if waits else ""
 
 
-def runs_of(config, rates: dict[str, float | None] | None = None) -> list[dict]:
-    """Every run of the seeds, those of first_arms first. rates: {arm: learning rate} of the only
-    arms that are run; None: all, at the rates they have."""
-    if rates is None:
-        rates = dict.fromkeys(config.arms)
-    early = [arm for arm in config.arms if arm in config.first_arms]
+def runs_of(config, rates: dict[str, float | None]) -> list[dict]:
+    """Every run of the seeds, those of first_arms first. rates: {arm: learning rate, or None for
+    that of its keys} of the arms that are run."""
     late = [arm for arm in config.arms if arm not in config.first_arms]
+    early = [arm for arm in config.arms if arm in config.first_arms]
     runs = []
     for arms in (early, late):
         for seed in config.seeds:
@@ -86,9 +94,8 @@ def make_trial(config, seed: int, arm: str, rate: float) -> dict:
         if keys.schedule != "constant":
             for name in ("warmup_iters", "eval_interval", "decay_iters"):
                 length = getattr(keys, name)
-                least = 0 if name == "warmup_iters" else 1
-                if length is not None:
-                    run["config"][name] = max(least, round(length * steps / keys.max_iters))
+                if length:
+                    run["config"][name] = max(1, round(length * steps / keys.max_iters))
     run["config"] |= config.selection_base
     return run
 
@@ -117,31 +124,34 @@ def first_step(run: dict) -> int:
 
 def choose_rates(config, rows: list[dict]) -> list[dict]:
     """For each arm that chooses a rate of its own, the runs that this takes, and what their rows
-    show: {arm, rate (None while rows are missing), runs: those known by now, trials: {rate: a row,
-    or None, of each seed}, values: {rate: `value_of` each seed}, and what `settled` adds}"""
-    by_text = {text_of(row): row for row in rows}
-    arms = [arm for arm in config.arms if arm not in config.rate_of]
+    show: {arm, rate (None while rows are missing), runs: those known by now, values: {rate:
+    `value_of` each seed} of the rates whose seeds have all run, and what `settled` adds}"""
     if not config.selection_seeds:
         return []
+    by_text = {text_of(row): row for row in rows}
+    arms = [arm for arm in config.arms if arm not in config.rate_of]
     choices = [choose_rate(config, arm, by_text) for arm in arms]
     return pooled(choices) if config.pool_rates else choices
 
 
 def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
     waiting = sorted(set(config.learning_rates))
-    choice: dict = {"arm": arm, "rate": None, "runs": [], "trials": {}, "values": {}}
+    values: dict[float, list] = {}
+    choice: dict = {"arm": arm, "rate": None, "runs": [], "values": values}
     while True:
+        is_complete = True
         for rate in waiting:
             runs = [make_trial(config, seed, arm, rate) for seed in config.selection_seeds]
             rows = [by_text.get(text_of(run)) for run in runs]
             choice["runs"] += runs
-            choice["trials"][rate] = rows
-            if None not in rows:
-                choice["values"][rate] = [value_of(config, row) for row in rows]
-        if len(choice["values"]) < len(choice["trials"]):
+            if None in rows:
+                is_complete = False
+            else:
+                values[rate] = [value_of(config, row) for row in rows]
+        if not is_complete:
             return choice
-        rates = sorted(choice["trials"])
-        rate = safest(choice["values"])
+        rates = sorted(values)
+        rate = safest(values)
         is_edge = rate in (rates[0], rates[-1]) and rate in config.learning_rates
         if not (config.widen_rates and is_edge and len(rates) > 1):
             return settled(choice, rate)
@@ -175,7 +185,7 @@ def pooled(choices: list[dict]) -> list[dict]:
         joint, best = safest(means), highest(values)
         margin, error = difference(values[best], values[joint])
         rate = best if margin > error else joint  # NaN is not more
-        made.append(settled(choice, rate) | {"joint": (mixer, joint)})
+        made.append(settled(choice, rate))
     return made
 
 
@@ -183,13 +193,12 @@ def settled(choice: dict, rate: float) -> dict:
     """The choice with its rate, is_edge, other: the best of the other rates, margin: how much
     better the rate's mean is, and error: the standard error of the margin; the last three are
     missing where there is no other."""
-    is_edge = rate in (min(choice["trials"]), max(choice["trials"]))
-    made = choice | {"rate": rate, "is_edge": is_edge}
-    others = {other: values for other, values in choice["values"].items() if other != rate}
+    others = dict(choice["values"])
+    made = choice | {"rate": rate, "is_edge": rate in (min(others), max(others))}
+    values = others.pop(rate)
     if others:
-        other = highest(others)
-        margin, error = difference(choice["values"][rate], others[other])
-        made |= {"other": other, "margin": margin, "error": error}
+        made["other"] = highest(others)
+        made["margin"], made["error"] = difference(values, others[made["other"]])
     return made
 
 
@@ -231,11 +240,3 @@ def rates_of(config, choices: list[dict]) -> dict[str, float | None]:
     chosen = {choice["arm"]: choice["rate"] for choice in choices}
     taken = {arm: chosen[config.rate_of.get(arm, arm)] for arm in config.arms}
     return {arm: rate for arm, rate in taken.items() if rate is not None}
-
-
-def unknown_runs(config, choices: list[dict]) -> list[dict]:
-    """Stand-ins for the runs that are not known yet: they have one of the learning rates, and cost
-    as much."""
-    known = rates_of(config, choices)
-    waiting = [arm for arm in config.arms if arm not in known]
-    return runs_of(config, {arm: config.learning_rates[0] for arm in waiting})

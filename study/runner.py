@@ -33,10 +33,10 @@ from base.streams import tell
 from runs import checkpoint as checkpoints
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, kept_checkpoint, read_metrics, write_text
-from study import report
 from study.plan import Plan, name_of, steps_of
-from study.rows import OF_KIND, read_rows, script_of, text_of, wanted_scores
+from study.rows import number, read_rows, script_of, text_of, wanted_scores
 
+OF_KIND = ("share", "effective", "gate_mean", "loss")  # meters of a kind of query, for sink.png
 LOOK = 2.0  # seconds between looks at the rows of other workers
 OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
     "n_params",
@@ -62,10 +62,8 @@ def run_all(config, out_dir: Path) -> list[dict] | None:
         files.check_inside(out_dir, folders=["locks"])
     plan = Plan(config, read_rows(out_dir))
     check_rows(config, plan, out_dir)
-    waits = any(choice["rate"] is None for choice in plan.choices)
-    more = "; more follow when learning rates are chosen" if waits else ""
-    done = f"{len(plan.done)} runs are done already"
-    print(f"{config.name}: {len(plan.runs)} runs, {steps_of(plan.runs):,} steps; {done}{more}")
+    counts = f"{len(plan.runs)} runs, {steps_of(plan.runs):,} steps"
+    print(f"{config.name}: {counts}; {len(plan.done)} runs are done already{plan.more()}")
     if config.run and plan.lacking:
         with signals_to(stop):
             work(config, out_dir)
@@ -97,6 +95,12 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
                 raise UserError(f"{name}={value}: {words}")
 
 
+def start_of_branch(run: dict, out_dir: Path) -> Path:
+    """The checkpoint that a branch goes on from."""
+    parent = {"arm": run["branch"]["of"], "seed": run["seed"]}
+    return out_dir / name_of(parent) / kept_checkpoint(run["branch"]["at"])
+
+
 def is_ready(run: dict, plan: Plan, out_dir: Path) -> bool:
     """Whether a branch can begin: the checkpoint that it goes on from is there. Raises UserError
     where no run will make it."""
@@ -107,12 +111,6 @@ def is_ready(run: dict, plan: Plan, out_dir: Path) -> bool:
         return False
     words = "which is not there, and no run that is left makes it; to repeat one, remove its row"
     raise UserError(f"{name_of(run)}: goes on from {start_of_branch(run, out_dir)}, {words}")
-
-
-def start_of_branch(run: dict, out_dir: Path) -> Path:
-    """The checkpoint that a branch goes on from."""
-    parent = {"arm": run["branch"]["of"], "seed": run["seed"]}
-    return out_dir / name_of(parent) / kept_checkpoint(run["branch"]["at"])
 
 
 def stop(number: int) -> NoReturn:
@@ -145,6 +143,7 @@ def work(config, out_dir: Path) -> None:
     try:
         while True:
             if len(running) < jobs and time.monotonic() >= look_at:
+                look_at = time.monotonic() + LOOK
                 plan = Plan(config, read_rows(out_dir))
                 if not plan.lacking and not running:
                     return
@@ -157,19 +156,19 @@ def work(config, out_dir: Path) -> None:
                         rest = carry_out(config, run, out_dir, threads, gpu, held)
                         running.append(Job(name_of(run), gpu, rest, next(rest)))
                 if not running and not waits:
-                    first = name_of(plan.lacking[0])
-                    print(f"waiting for {len(plan.lacking)} runs of other workers, first {first}")
-                waits, look_at = not running, time.monotonic() + LOOK
+                    print(f"waiting for {len(plan.lacking)} runs of other workers")
+                waits = not running
             time.sleep(0.2)
             for job in [job for job in running if job.process.poll() is not None]:
                 try:
                     job.process = next(job.rest)
                 except StopIteration as end:
                     running.remove(job)
-                    row, look_at = end.value, 0.0
+                    look_at = 0.0
+                    row = end.value
+                    said = f"{config.metric} {number(row[config.metric]):.4f}"
                     done = f"{len(plan.done) + 1} of {len(plan.runs)} runs"
-                    end_of_run = f"{report.show(config, row)}, {row['seconds']:.0f} s"
-                    print(f"{job.name}: {end_of_run} ({done})", flush=True)
+                    print(f"{job.name}: {said}, {row['seconds']:.0f} s ({done})", flush=True)
     finally:
         for job in running:
             job.process.terminate()
@@ -179,8 +178,8 @@ def work(config, out_dir: Path) -> None:
 
 
 def lock(out_dir: Path, name: str, wait: float = 0.0) -> IO:
-    """The lock of a run, of "rows" or of the "report", which one worker has at a time. It lies
-    beside the run's folder. Raises files.InUse while another process has it."""
+    """The lock of a run, or of "rows", which one worker has at a time. It lies beside the run's
+    folder. Raises files.InUse while another process has it."""
     folder = files.make_folder(files.make_folder(out_dir / "locks") / name)
     return files.lock(folder, wait)
 
@@ -206,25 +205,20 @@ def append_row(out_dir: Path, row: dict) -> None:
 
 
 def gpus_of(config) -> list[str]:
-    """The GPUs of each run that goes on at a time, as CUDA_VISIBLE_DEVICES names them: of this
-    machine, or as many as --dry_run plans for; none for runs on the CPU. Raises UserError if one
-    run needs more."""
+    """The GPUs of this machine for each run that goes on at a time, as CUDA_VISIBLE_DEVICES names
+    them; none for runs on the CPU. Raises UserError if one run needs more."""
+    if pick_device(config.base.get("device", "auto")) != "cuda":
+        return []
     each = config.processes_per_run
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if config.dry_run and config.gpus:
-        names = list(map(str, range(config.gpus)))
-    elif pick_device(config.base.get("device", "auto")) != "cuda":
-        return []
-    elif visible:
-        names = visible.split(",")
-    else:
-        names = list(map(str, range(torch.cuda.device_count())))
+    names = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
     if len(names) < each:
         raise UserError(f"processes_per_run={each}: each needs a GPU, and there are {len(names)}")
     return [",".join(names[i : i + each]) for i in range(0, len(names) - each + 1, each)]
 
 
 def jobs_of(config, gpus: list[str]) -> int:
+    """How many runs go on at a time."""
     at_most = config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run)
     trials = len(config.learning_rates) * len(config.selection_seeds)
     return min(at_most, len(config.arms) * max(len(config.seeds), trials))
@@ -256,11 +250,8 @@ def carry_out(
             wanted = {}
         for name, score_keys in wanted.items():
             file = folder / f"score_{name}.json"
-            keys = {
-                "dataset": str(data),
-                "device": run["config"].get("device", "auto"),
-            } | score_keys
-            keys |= {"checkpoint": str(folder / "ckpt.pt"), "out": str(file)}
+            keys = {"dataset": str(data), "device": run["config"].get("device", "auto")}
+            keys |= score_keys | {"checkpoint": str(folder / "ckpt.pt"), "out": str(file)}
             process = start_process("evaluate.py", keys, folder, threads, gpu, 1, held)
             yield process
             check_end(folder, process.returncode)
@@ -317,8 +308,7 @@ def is_prepared(about: dict, version: int, folder: Path) -> bool:
     file, meta = folder / "prepared.json", folder / "meta.json"
     if not (file.is_file() and meta.is_file()) or files.read_json(file) != about:
         return False
-    made = files.read_json(meta)
-    return isinstance(made, dict) and made.get("generator_version") == version
+    return files.read_json(meta).get("generator_version") == version
 
 
 def start_process(
@@ -358,11 +348,8 @@ def check_end(folder: Path, status: int) -> list[dict]:
         return metrics
     log = folder / "log.txt"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    # other ranks may tell first that they have lost the one of the error, and torchrun prints a
-    # report at the end
     errors = [line for line in lines if line.startswith("error: ")]
-    first = [line for line in errors if "has lost the" not in line]
-    reason = [*first, *errors, *lines[-1:], ""][0]
+    reason = [*errors, *lines[-1:], ""][0]  # torchrun prints a report of its own at the end
     raise UserError(f"{folder.name} ended with status {status}: {reason} (all of it: {log})")
 
 
@@ -371,7 +358,6 @@ def finish(config, run: dict, folder: Path, status: int) -> dict:
     metrics, about = check_end(folder, status), files.read_json(folder / "config.json")
     evaluations = [row for row in metrics if row["event"] == "eval"]
     speeds = [row["tokens_per_second"] for row in metrics if row["event"] == "train"]
-    speed = statistics.median(speeds or [math.nan])
     end = evaluations[-1] | metrics[-1]  # the row of event "end" has the numbers of the whole split
     row = run | {
         "finite": status == 0,
@@ -382,13 +368,12 @@ def finish(config, run: dict, folder: Path, status: int) -> dict:
         "metric": config.metric,
         "curve": [[row["step"], row[config.metric]] for row in evaluations],
         "meters": evaluations[-1].get("meters", {}),
-        "sinks": [sink_of(row) for row in evaluations if row.get("meters", {}).get("kinds")],
+        "sinks": sinks_of(evaluations),
         "loss": end.get("loss_of", {}),
         "loss_curve": [
             {"step": row["step"]} | row["loss_of"] for row in evaluations if "loss_of" in row
         ],
-        "tokens_per_second": speed,
-        "step_ms": 1000 * about["tokens_per_step"] / speed,
+        "step_ms": 1000 * about["tokens_per_step"] / statistics.median(speeds or [math.nan]),
         "scores": {},
         "scored": {},
         "seconds": metrics[-1].get("seconds", 0),  # over all starts of the run
@@ -402,10 +387,14 @@ def finish(config, run: dict, folder: Path, status: int) -> dict:
     return json.loads(json.dumps(row), parse_constant=lambda constant: None)  # NaN is no JSON
 
 
-def sink_of(evaluation: dict) -> dict:
+def sinks_of(evaluations: list[dict]) -> list[dict]:
     """The meters of each kind of query, for the figures, where the data set names kinds."""
-    meters = evaluation["meters"]
-    point = {"step": evaluation["step"], "value_norm": meters["value_norm"]}
-    for kind, values in meters["kinds"].items():
-        point[kind] = {name: values[name] for name in OF_KIND}
-    return point
+    points = []
+    for evaluation in evaluations:
+        meters = evaluation.get("meters", {})
+        if meters.get("kinds"):
+            point = {"step": evaluation["step"], "value_norm": meters["value_norm"]}
+            for kind, values in meters["kinds"].items():
+                point[kind] = {name: values[name] for name in OF_KIND}
+            points.append(point)
+    return points

@@ -25,13 +25,12 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy import optimize, stats
 
-from base.configurator import UserError, show
 from study import curves
 
 LEVEL = 0.05
@@ -49,25 +48,22 @@ MODES_SEEDS = 6  # with fewer seeds nobody looks for two modes
 NORMAL_SAMPLES = 20_000
 
 
-def contrast(rows: list[dict], weights: dict[str, float], path: Sequence[str]) -> dict[int, float]:
+def contrast(rows: list[dict], weights: dict[str, float], path: Sequence) -> dict[int, float]:
     """{seed: sum of weight * value}, for the seeds in which every arm has a finite value. path: as
-    `look_up` takes it. Raises UserError where it leads to anything but a number."""
+    `look_up` takes it; where it leads to no number there is no value."""
     by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
     sums = {}
     for seed in sorted({seed for _, seed in by_run}):
         total = 0.0
         for arm, weight in weights.items():
             value = by_run.get((arm, seed))
-            if not isinstance(value, int | float | None):
-                words = f"leads to {show(value)} in a row, and not to a number"
-                raise UserError(f"of={show(list(path))}: {words}")
-            total += math.nan if value is None else weight * value  # None: a run that diverged
+            total += weight * value if isinstance(value, int | float) else math.nan
         if math.isfinite(total):
             sums[seed] = total
     return sums
 
 
-def look_up(row: dict, path: Iterable[str]) -> Any:
+def look_up(row: dict, path: Sequence) -> Any:
     """The value at the end of the path, ["scores", "longer", "slices", "320/40"], or None; the
     largest of a list, as of the heads of ["meters", "induction"]; a number of the learning curve,
     ["log_steps", 0.9] (curves.METRICS); or the logarithm of what the rest leads to, ["log",
@@ -76,26 +72,18 @@ def look_up(row: dict, path: Iterable[str]) -> Any:
     if first in curves.METRICS:
         return curves.METRICS[first](row, *rest)
     if first == "log":
-        value = look_up(row, rest)
-        if not isinstance(value, int | float):
-            return value
-        return math.log(value) if value > 0 else None
-    value = row
+        number = look_up(row, rest)
+        return math.log(number) if number is not None and number > 0 else None
+    value: Any = row
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    return largest(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        numbers = np.array(value, dtype=float)  # None is NaN
+        return float(np.nanmax(numbers, initial=-math.inf))
+    return value
 
 
-def largest(values: list) -> Any:
-    """The largest number in a list, or in lists in it; what is no number comes before all."""
-    found = [largest(value) if isinstance(value, list) else value for value in values]
-    for value in found:
-        if not isinstance(value, int | float | None):
-            return value
-    return max((value for value in found if value is not None), default=None)
-
-
-def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
+def judge(asked: list[tuple[Sequence[float], dict]]) -> list[dict]:
     """One family of claims, each with its values by seed -> what came of each, in order. Claims
     that have no two values yet count in the correction, as they will when they have run.
 
@@ -111,10 +99,10 @@ def judge(asked: Iterable[tuple[Sequence[float], dict]]) -> list[dict]:
         within, p_within, p_within_holm     of the two one-sided tests of a band
         detectable, detectable_within       what a comparison of this spread sees in 80% of cases: see `detectable`
     """
-    asked = list(asked)
-    judged = [numbers_of(values, claim) for values, claim in asked]
-    family = []
-    for (_, claim), result in zip(asked, judged, strict=True):
+    judged, family = [], []
+    for values, claim in asked:
+        result = numbers_of(values, claim)
+        judged.append(result)
         family += [(result, name, sides) for name, sides in tests_of(claim)]
     corrected = holm([result.get(name, 1.0) for result, name, _ in family])
     for (result, name, sides), p in zip(family, corrected, strict=True):

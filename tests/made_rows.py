@@ -19,7 +19,12 @@ def made_row(run, value, metric="accuracy"):
 
 def rows_of(config, value=lambda run: 0.5):
     """A row of every run that is compared, with the value of the metric that value(run) gives."""
-    return [made_row(run, value(run), config.metric) for run in runs_of(config)]
+    return [made_row(run, value(run), config.metric) for run in every_run(config)]
+
+
+def every_run(config):
+    """The runs that are compared, at the learning rates of their keys."""
+    return runs_of(config, dict.fromkeys(config.arms))
 
 
 def listed(**keys):

@@ -6,11 +6,10 @@ test_rows.py compares the arms and the claims of results/ with their rows.
 import re
 
 import pytest
-from made_rows import ROOT, listed
+from made_rows import ROOT, every_run, listed
 
 from base import configurator
 from study import arms
-from study.plan import runs_of
 
 VARIANTS = {"none": {}, "sigmoid": {"gate": "elementwise"}, "native": {"gate": "native", "mixers": ["gla", "mamba2"]}}
 MIXERS = ["softmax", "gla", "mamba2"]
@@ -34,7 +33,7 @@ def test_seeds_scores_and_first_arms_may_name_a_variant():
 def test_runs_are_those_of_seeds_of_and_those_of_first_arms_go_first_in_all_seeds():
     def runs_with(**keys):
         config = listed(arms={"a": {}, "b": {}, "c": {}}, **keys)
-        return [(run["arm"], run["seed"]) for run in runs_of(config)]
+        return [(run["arm"], run["seed"]) for run in every_run(config)]
 
     by_seed = [(arm, seed) for seed in (0, 1) for arm in "abc"]
     assert runs_with() == by_seed and runs_with(seeds_of={"b": [1]}) == [run for run in by_seed if run != ("b", 0)]

@@ -25,7 +25,7 @@ from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs.checkpoint import load
 from runs.hardware import usable_cores
-from study import report, runner
+from study import runner
 from study.plan import steps_of
 from study.rows import read_rows
 
@@ -349,7 +349,7 @@ def test_the_folder_of_somebody_else_is_refused_before_anything_is_written(run, 
         folder.mkdir()
         (folder / name).write_text(content)
         said = helpers.error_of(run, folder, seeds="0")
-        assert "holds what is not of this project" in said or "line 1: it has no arm" in said
+        assert "holds what is not of this project" in said or "line 1: damaged" in said
         assert [file.read_text() for file in folder.iterdir()] == [content] and not started
 
 
@@ -368,7 +368,6 @@ def test_a_run_that_was_not_finite_has_a_row_and_one_that_crashed_has_none_but_a
     row = finished("infinite", "")
     assert not row["finite"] and row["accuracy"] is None and [step for step, _ in row["curve"]] == [0]
     json.dumps(row, allow_nan=False)
-    assert report.show(PLAIN, row) == "accuracy nan%"
     helpers.train(mqar, tmp_path / "crashed", eval_interval=1, max_iters=1)
     (tmp_path / "refused").mkdir()
     for name, log in {

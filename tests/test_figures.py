@@ -1,6 +1,5 @@
 """The figures of runs and of an experiment, from rows made by hand."""
 
-import itertools
 import json
 import math
 
@@ -21,28 +20,18 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
     rows = rows_of(listed(arms=arms), lambda run: 0.5 + 0.1 * run["seed"])
     rows[0] = made_row(rows[0], None) | {"curve": [[0, 0.1], [50, 0.5]]}  # not finite
     rows.append(rows[0] | {"seed": 2})
-    report.figures(rows, tmp_path)
+    report.figure(rows, tmp_path)
     assert list(drawn) == ["accuracy.png"]
-    assert len({str(look) for look in drawing.arm_looks(map(str, range(20))).values()}) == 20
+    assert len({str(look) for look in drawing.arm_looks(map(str, range(20))).values()}) == 21
     panels = drawn["accuracy.png"].axes
     assert [axes.get_title() for axes in panels] == ["gla", "mamba2"]
     for axes in panels:
         colours = [line_of(axes, kind).get_color() for kind in kinds]
         assert colours[0] == "#000000" and len(set(colours)) == 5
     assert [len(axes.lines) for axes in panels] == [5 * (2 + 1) + 1, 5 * (2 + 1)]
-    assert [len(axes.collections) for axes in panels] == [1, 0]  # of two seeds no interval is drawn
     mean = line_of(panels[0], "none")  # not behind the last evaluation of a run that was not finite
     finite = dict(zip(mean.get_xdata(), map(math.isfinite, mean.get_ydata()), strict=True))
     assert finite == {0: True, 50: True, 51: False, 100: False}
-
-
-def test_three_sizes_of_state_are_drawn_against_their_bytes_in_a_panel_per_kind(tmp_path, drawn):
-    names = [f"{mixer} {kind}{size}" for mixer in ("gla", "kda") for kind in ("", "levels ") for size in (4, 8, 16)]
-    rows = rows_of(listed(arms={name: {"attention": name.split()[0]} for name in names}))
-    report.figures([row | {"state_bytes": 1024 * int(row["arm"].split()[-1])} for row in rows], tmp_path)
-    panels = drawn["state.png"].axes
-    assert [axes.get_title() for axes in panels] == ["none", "levels"]
-    assert all(line_of(axes, "kda").get_xydata().tolist() == [[4, 50], [8, 50], [16, 50]] for axes in panels)
 
 
 def test_runs_named_together_are_drawn_in_one_figure(tmp_path, drawn):
@@ -77,44 +66,6 @@ def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, dr
     assert product.get_array().tolist() == [[0, 0], [0.5, 0.5]] and product.get_clim() == gated.get_clim() == (0, 1)
 
 
-# -- What a gate gains -------------------------------------------------------------------------------------------------
-
-
-def test_an_arm_is_compared_with_the_one_that_lacks_its_gate_alone_in_any_order():
-    kinds = itertools.product(
-        ("softmax", "gla"),
-        ({}, {"gate": "elementwise"}, {"branch_scale": 0.5}, {"gate": "headwise"}),
-        ({}, {"max_iters": 9}),
-    )
-    rows = [{"arm": str(n), "config": {"attention": mixer, "seed": n} | gate | short}
-            for n, (mixer, gate, short) in enumerate(kinds)]  # fmt: skip
-    wanted = {str(n): str(n - n % 8 + n % 2) for n in range(16) if n % 8 > 1}
-    for every in (rows, rows[::-1]):
-        assert report.plain_arms(every) == wanted
-    rivals = [{"arm": arm, "config": {"attention": arm}} for arm in ("softmax", "fox", "gla")]
-    old = {"arm": "old", "config": {"forget_gate": True}}  # a row of before variants were classes
-    assert report.plain_arms([*rivals, old]) == {"fox": "softmax", "old": "softmax"}
-
-
-def test_the_gain_is_of_the_run_of_the_seed_that_has_no_gate_and_else_the_same_keys(drawn, tmp_path):
-    rows = []
-    for arm, keys, seed, loss in (
-        ("none", {}, 0, 2.0), ("none", {}, 1, 2.5), ("none short", {"max_iters": 9}, 0, 3.0),
-        ("sigmoid", {"gate": "elementwise", "learning_rate": 1e-2}, 0, 1.5),
-        ("sigmoid", {"gate": "elementwise"}, 1, 2.6),
-        ("sigmoid short", {"gate": "elementwise", "max_iters": 9}, 0, 3.5), ("gla", {"attention": "gla"}, 0, 1.0),
-    ):  # fmt: skip
-        about = {"seed": seed, "finite": True, "val_loss": loss, "metric": "val_loss", "curve": [[0, 5.0], [9, loss]]}
-        parts = [{"step": step, "near": loss + 1, "far": loss - 1} for step in (0, 9)]
-        rows.append(about | {"arm": arm, "config": {"max_iters": 18} | keys, "loss_curve": parts})
-    panels = report.gains(rows)
-    for curves in panels.values():
-        assert curves == {"sigmoid": [[(9, 0.5)], [(9, pytest.approx(-0.1))]], "sigmoid short": [[(9, -0.5)]]}
-    assert report.PARTS["all"] not in report.gains([row | {"metric": "accuracy"} for row in rows])
-    report.figures(rows, tmp_path)
-    assert [axes.get_title() for axes in drawn["gain.png"].axes] == [report.PARTS[p] for p in ("all", "near", "far")]
-
-
 # -- Sinks -------------------------------------------------------------------------------------------------------------
 
 
@@ -135,7 +86,7 @@ ROWS = [row("headwise", s, 0.5, 0.9) for s in range(2)] + [row("none", s, (0.8, 
 
 
 def test_every_seed_is_a_line_in_the_panel_of_each_number(tmp_path, drawn):
-    report.figures([*ROWS, row("gla", 0, 0.1)], tmp_path)  # an arm with fewer seeds is left out
+    report.figure([*ROWS, row("gla", 0, 0.1)], tmp_path)  # an arm with fewer seeds is left out
     panels = {axes.get_title(): axes for axes in drawn["sink.png"].axes}
     weight, gate = panels["weight, other"], panels["gate on readout, trigger"]
     assert len(weight.lines) == 6 and len(gate.lines) == 3

@@ -3,31 +3,25 @@
 Claims are in test_claims.py, learning rates in test_rates.py, figures in test_figures.py.
 """
 
-import contextlib
 import dataclasses
-import html
-import itertools
 import json
-import random
 
 import pytest
 from made_rows import ROOT, listed, rows_of, show, write_rows
-from test_fuzz import GONE, changed_at, places
 
 import experiment
 from base import configurator
-from base.configurator import UserError
+from base.rules import wrong_field
 from study import claims, report, runner, stats
 from study.plan import Plan
-from study.rows import read_rows, wrong_row
+from study.rows import ROW, read_rows
 
 
-def test_a_dry_run_lists_what_is_left_and_its_hours_by_the_rows():
-    config = listed(jobs=1)
+def test_a_dry_run_lists_what_is_left():
+    config = listed()
     rows = rows_of(config)[:2]
-    first, _, text = experiment.estimate(config, rows).splitlines()
-    assert first.split() == ["none-seed1"]
-    assert text == f"2 of 4 runs to do: about {2 * 1800 / 3600:.1f} hours, 1 at a time, 1 processes each"
+    first, second, text = experiment.listed(config, rows).splitlines()
+    assert [first, second] == ["none-seed1", "gated-seed1"] and text == "2 of 4 runs to do"
 
 
 def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
@@ -43,10 +37,9 @@ def test_claims_and_tables_are_made_again_from_the_rows(tmp_path, capsys):
     first = capsys.readouterr().out
     shown = [report.arms_table(config, rows), said]
     assert "\n\n".join(map(str, shown)) in first and (tmp_path / "claims.png").is_file()
-    assert str(report.arms_table(config, rows)) in html.unescape((tmp_path / "report.html").read_text())
     (line,) = [line for line in first.splitlines() if line.startswith("gated  80.0%")]
     low, high = stats.interval([0.8 + seed / 1000 for seed in range(8)])
-    assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}", "-"]
+    assert line.split()[8:] == ["80.7%", "80.4%", f"{low:.1%}", "to", f"{high:.1%}"]
 
 
 CONFIGS = sorted((ROOT / "config" / "experiments").glob("*.py"))
@@ -116,24 +109,19 @@ def test_rows_about_another_version_of_the_data_are_shown_and_never_mixed(tmp_pa
     assert runner.is_prepared(about, 1, tmp_path) and not runner.is_prepared(about, 3, tmp_path)
 
 
-STRANGE = [None, True, -1, 1.5, "x", "\ud800", [], [1], [[1]], {}, {"a": 1}, 10**30]
+STRANGE = [None, True, -1, 1.5, "x", [], [1], [[1]], {}, {"a": 1}, 10**30]
 
 
-@pytest.mark.parametrize("name, arm, seed", [("sink", "none", 0), ("horizon", "sigmoid", 31)])
-def test_a_real_row_of_any_wrong_field_is_shown_or_one_line(name, arm, seed, tmp_path, monkeypatch):
-    """Each field is replaced or taken away; some of the changed rows that can be read go through the whole report."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **keys: file.write(b"png"))
-    every = [row for row in read_rows(ROOT / "results" / name) if row["arm"] == arm]
-    first, *rows = [row for row in every if "purpose" in row or row["seed"] in (seed, seed + 1)][::-1]
-    read, refused = [], 0
-    for path, value in itertools.product(places(first, most=1), [GONE, *STRANGE]):
-        changed = changed_at(first, path, value)
-        refused += (wrong := wrong_row(changed)) is not None
-        assert wrong is None or configurator.escape(wrong)
-        read += [changed] if wrong is None else []
-    assert refused > len(read) / 8
-    (config,) = [str(file) for file in CONFIGS if file.stem == name]
-    for changed in random.Random(0).sample(read, 12):
-        write_rows(tmp_path / "out", [*rows, changed])
-        with contextlib.suppress(UserError):
-            experiment.main([config, f"--out_dir={tmp_path / 'out'}", "--run=false"])
+def test_a_row_without_a_field_or_with_one_of_a_wrong_type_is_one_line(tmp_path, helpers):
+    (row,) = rows_of(listed(seeds=[0], arms={"none": {}}))
+    read = 0
+    for name, rule in ROW.items():
+        for value in STRANGE:
+            write_rows(tmp_path, [row, row | {name: value}])
+            if wrong_field(value, rule) is None:
+                read += len(read_rows(tmp_path)) > 0
+            else:
+                assert "rows.jsonl line 2: damaged; remove the line" in helpers.error_of(read_rows, tmp_path)
+        write_rows(tmp_path, [{key: value for key, value in row.items() if key != name}])
+        assert "line 1: damaged" in helpers.error_of(read_rows, tmp_path)
+    assert read > len(ROW)

@@ -216,8 +216,6 @@ def test_steps_to_a_threshold_are_censored_at_the_horizon_and_two_censored_runs_
     assert stats.look_up({"loss": {"far": 2.0}}, ["log", "loss", "far"]) == math.log(2)
     assert stats.look_up({"meters": {"induction": [[0.1, None], [0.3, 0.2]]}}, ["meters", "induction"]) == 0.3
     assert stats.look_up({"val_loss": 0.0}, ["log", "val_loss"]) is None
-    lengths = {"meters": {"lengths": [{"loss": 1.0}, None, {"loss": 2.0}]}}
-    assert stats.look_up(lengths, ["meters", "lengths"]) == {"loss": 1.0}  # which contrast refuses
     parts = [{"step": 0, "near": 3.0}, {"step": 100, "near": 2.0, "repeated": 0.9}, {"step": 200, "repeated": 0.7}]
     text = run_of(3.0, 2.0, 1.0, metric="val_loss") | {"loss_curve": parts}
     assert stats.look_up(text, ["log_steps", "repeated", 0.8]) == math.log(200)

@@ -8,11 +8,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from conftest import wait_until
-from made_rows import listed, made_row
+from made_rows import every_run, listed, made_row
 
 from base.files import read_jsonl
 from study import runner
-from study.plan import choose_rates, runs_of
+from study.plan import choose_rates
 from study.rows import text_of
 
 FORK = multiprocessing.get_context("fork")  # torch is imported once
@@ -22,7 +22,7 @@ def test_a_run_is_taken_by_one_worker_until_it_and_its_process_are_gone_or_it_ha
     monkeypatch.setattr(runner, "ROOT", tmp_path)
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")
     config = listed(arms={"none": {}}, seeds=[0])
-    (run,) = runs_of(config)
+    (run,) = every_run(config)
     held = runner.take(run, tmp_path)
     assert held is not None and runner.take(run, tmp_path) is None
     with runner.start_process("train.py", {}, tmp_path, 1, None, 1, held) as process:
