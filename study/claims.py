@@ -185,7 +185,9 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
         else:
             families.setdefault(question["family"], []).append(result)
     for family in families.values():
-        asked = [(list(result["by_seed"].values()), result["rule"]) for result in family]
+        asked: list[tuple] = [
+            (list(result["by_seed"].values()), result["rule"]) for result in family
+        ]
         for result, numbers in zip(family, stats.judge(asked), strict=True):
             result.update(numbers)
     correct_over_all(judged)

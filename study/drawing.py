@@ -79,8 +79,10 @@ def curve_panels(
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
+    handles = list(named.values())
+    figure.legend(
+        handles, list(named), frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
     return write(figure, path)
 
 

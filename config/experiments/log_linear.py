@@ -75,7 +75,7 @@ claims = {
 
 base = {
     "n_layer": 2, "n_embd": 64, "n_head": 2, "attention": "cosformer", "mlp_ratio": 2, "block_size": 66,
-    "short_conv": 4, "init": "pytorch", "batch_size": 24, "max_iters": 1500, "warmup_iters": 100, "schedule": "constant",
-    "eval_interval": 25, "stop_above": 0.98, "meters": False, "device": "cpu",
+    "short_conv": 4, "init": "pytorch", "batch_size": 24, "max_iters": 1500, "warmup_iters": 100,
+    "schedule": "constant", "eval_interval": 25, "stop_above": 0.98, "meters": False, "device": "cpu",
     "dtype": "float32", "threads": 1,
 }  # fmt: skip
