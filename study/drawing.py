@@ -79,7 +79,7 @@ def curve_panels(
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    place: dict = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
     figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
     return write(figure, path)
 
