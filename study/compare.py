@@ -2,19 +2,24 @@
 project.
 
     python study/compare.py before.json after.json
+    python study/compare.py before.csv after.jsonl --of=val_loss --seed=seed
 
-A file is a JSON list of numbers, or an object {seed: number}. Where both files have the same seeds
-the runs are paired, and the exact sign-flip test decides; else they are two independent groups, and
-a permutation test of the means does, beside Welch's interval. The sentence that is printed has the
-difference, after minus before, its 95% interval, p, and the difference that 80% of such comparisons
-would have seen. docs/verdict.md has an example.
+A file is a JSON list of numbers or {seed: number}, or JSON lines or CSV with a column for the
+number (`of`), and maybe one for the seed. Where both files have the same seeds the runs are paired,
+and the exact sign-flip test decides; else they are two independent groups, and a permutation test
+of the means does, beside Welch's interval. The sentence that is printed has the difference, after
+minus before, its 95% interval, p, and the difference that 80% of such comparisons would have seen.
+docs/verdict.md has an example.
 """
 
+import csv
+import io
 import math
 import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -23,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from base import configurator
 from base.configurator import UserError, key
-from base.files import read_json
+from base.files import parse_json, read_jsonl, read_regular
 from study import stats
 
 PATTERNS = 100_000  # of a permutation test whose groupings are too many to be listed
@@ -32,6 +37,10 @@ PATTERNS = 100_000  # of a permutation test whose groupings are too many to be l
 @dataclass
 class Config:
     files: list[str] = key([], "two files: the numbers before a change, and after it")
+    of: str | None = key(
+        None, "JSON lines and CSV: the column of the numbers (None: the only one beside the seed)"
+    )
+    seed: str = key("seed", "JSON lines and CSV: the column of the seeds")
 
 
 def main(argv: list[str]) -> None:
@@ -42,35 +51,69 @@ def main(argv: list[str]) -> None:
         words = "files: name two, the numbers before a change and after it"
         raise UserError(f"{len(config.files)} {words}")
     before, after = config.files
-    print(sentence(compare(read_numbers(before), read_numbers(after)), before, after))
+    result = compare(
+        read_numbers(before, config.of, config.seed), read_numbers(after, config.of, config.seed)
+    )
+    print(sentence(result, before, after, config.of))
 
 
-def read_numbers(file: str) -> dict[str, float]:
-    """{seed: number} of a file; seeds are "#1", "#2" ... where it has none. Raises UserError, also
-    for a run that diverged: it is a result, and no number says which."""
-    found = read_json(file)
+def read_numbers(file: str, of: str | None, seed: str) -> dict[str, float]:
+    """{seed: number} of a file; seeds are "#1", "#2" ... where it has none. Raises UserError."""
+    if file.endswith(".jsonl"):
+        return of_rows(read_jsonl(file), file, of, seed)
+    text = read_regular(file, 1 << 26).decode("utf-8", errors="replace")
+    if file.endswith(".csv"):
+        return of_rows(list(csv.DictReader(io.StringIO(text))), file, of, seed)
+    found = parse_json(text, file)
     if isinstance(found, list):
         found = {f"#{i}": value for i, value in enumerate(found, 1)}
     if not isinstance(found, dict) or not found:
         raise UserError(f"{file}: must be a list of numbers, or an object of seeds and numbers")
-    for name, value in found.items():
-        if type(value) not in (int, float):
-            words = "is no number; compare how many runs were lost instead"
-            raise UserError(f"{file}: {name}: {value!r} {words}")
+    return {str(name): number(value, file, name) for name, value in found.items()}
+
+
+def of_rows(rows: list[dict], file: str, of: str | None, seed: str) -> dict[str, float]:
+    """{seed: number} of rows with a column for each. Raises UserError."""
+    if of is None:
+        names = [name for name in (rows[0] if rows else {}) if name != seed]
+        if len(names) != 1:
+            raise UserError(f"{file}: name the column of the numbers, as in --of=val_loss")
+        of = names[0]
+    found = {}
+    for i, row in enumerate(rows, 1):
+        if of not in row:
+            raise UserError(f"{file}: its row {i} has no {of!r}")
+        name = str(row.get(seed, f"#{i}"))
+        if name in found:
+            raise UserError(f"{file}: two rows have {seed} {name}; leave one row for each run")
+        found[name] = number(row[of], file, name)
+    return found
+
+
+def number(value: Any, file: str, name: str) -> float:
+    """A finite number. Raises UserError, also for a run that diverged: it is a result, and no
+    number says which."""
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
+        words = "is no finite number; compare how many runs were lost instead"
+        raise UserError(f"{file}: {name}: {value!r} {words}")
     return found
 
 
 def compare(before: dict[str, float], after: dict[str, float]) -> dict:
     """What the numbers say of a difference: verdict, n (of each group), is_paired, difference
-    (after minus before) and, from two runs on, low, high, p, the least p that so few numbers can
-    give, and could_see; None is what the runs leave open."""
-    is_paired = before.keys() == after.keys() and "#1" not in before
-    result: dict = {
-        "is_paired": is_paired,
-        "n": (len(before), len(after)),
-        "difference": statistics.fmean(after.values()) - statistics.fmean(before.values()),
-        "verdict": stats.UNDECIDABLE,
-    }
+    (after minus before), low and high (None: open), p and the least that so few numbers can give,
+    could_see (None: nothing to tell)."""
+    names = [*before, *after]
+    has_seeds = not any(name.startswith("#") for name in names)
+    is_paired = has_seeds and before.keys() == after.keys()
+    difference = statistics.fmean(after.values()) - statistics.fmean(before.values())
+    result: dict = {"is_paired": is_paired, "n": (len(before), len(after))}
+    result |= {"difference": difference, "verdict": stats.UNDECIDABLE}
+    result |= dict.fromkeys(("low", "high", "p", "least_p", "could_see"))
     if min(result["n"]) < 2:
         return result
     if is_paired:
@@ -88,13 +131,13 @@ def of_pairs(values: list[float]) -> dict:
     seen."""
     n = len(values)
     low, high = stats.interval(values)
-    effect, _ = stats.detectable(n, stats.LEVEL / 2)
+    seen = statistics.stdev(values) * stats.detectable(n, stats.LEVEL / 2)[0]
     return {
         "low": low,
         "high": high,
         "p": stats.sign_flip_test(values),
         "least_p": stats.smallest_p(n),
-        "could_see": None if low is None else statistics.stdev(values) * effect,
+        "could_see": seen if 0 < seen < math.inf else None,
     }
 
 
@@ -109,39 +152,38 @@ def of_groups(before: list[float], after: list[float]) -> dict:
         return np.round(change / scale, 12)  # the same sums in another order are a tie
 
     test = scipy.stats.permutation_test((after, before), difference, n_resamples=PATTERNS, rng=0)
-    least_p = 2 / min(math.comb(n + m, n), PATTERNS)
-    result = {"p": float(test.pvalue), "least_p": least_p, "low": None}
+    result = {"p": float(test.pvalue), "least_p": 2 / min(math.comb(n + m, n), PATTERNS)}
     spread = math.sqrt(statistics.variance(before) / n + statistics.variance(after) / m)
     if spread > 0:
         welch = scipy.stats.ttest_ind(after, before, equal_var=False)
-        result["low"], result["high"] = welch.confidence_interval()
+        ends = welch.confidence_interval()
+        result["low"], result["high"] = float(ends.low), float(ends.high)
         quantiles = scipy.stats.t.isf([stats.LEVEL / 2, 1 - stats.POWER], welch.df)
-        result["could_see"] = spread * quantiles.sum()
+        result["could_see"] = float(spread * quantiles.sum())
     return result
 
 
-def sentence(result: dict, before: str, after: str) -> str:
+def sentence(result: dict, before: str, after: str, of: str | None) -> str:
     """What `compare` found, in words."""
+    change, low, high, p = (result[name] for name in ("difference", "low", "high", "p"))
     n, m = result["n"]
-    change, p = result["difference"], result.get("p")
     direction = "higher" if change > 0 else "lower"
-    said = (
-        f"{result['verdict']}: the mean of {after} is {abs(change):.4g} {direction} than that of "
-    )
-    said += f"{before}; "
-    if result.get("low") is not None:
-        ends = f"{result['low']:+.4g} to {result['high']:+.4g}"
-        said += f"95% interval of the difference {ends}; "
-    runs, test = f"{n} runs before and {m} after, not paired", "permutation test"
+    said = f"{result['verdict']}: {of or 'the mean'} of {after} is {abs(change):.4g} {direction}"
+    said += f" than of {before}; "
+    if low is not None:
+        said += f"95% interval of the difference {low:+.4g} to {high:+.4g}; "
     if result["is_paired"]:
         runs, test = f"{n} paired seeds", "exact sign-flip test"
+    else:
+        runs, test = f"{n} runs before and {m} after, not paired", "permutation test"
     said += f"{runs}." if p is None else f"{runs}, p {p:.2g} ({test})."
     if result["verdict"] == stats.UNDECIDABLE:
         least = "no p at all" if p is None else f"no p under {result['least_p']:.2g}"
         few = "another seed alone may have made this difference"
         return f"{said} So few runs can give {least}: {few}. Add seeds."
-    if result.get("low") is not None:
-        said += f" 80% of such comparisons would see a difference of {result['could_see']:.4g}."
+    if result["could_see"] is not None:
+        seen = f"would see a difference of {result['could_see']:.4g}"
+        said += f" 80% of such comparisons {seen}."
     return said
 
 

@@ -79,10 +79,8 @@ def curve_panels(
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    handles = list(named.values())
-    figure.legend(
-        handles, list(named), frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)
-    )
+    place: dict = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
     return write(figure, path)
 
 

@@ -152,7 +152,7 @@ def claims_figure(records: list[dict], path: Path) -> list[Path]:
         len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights
     )
     title = "mean (hollow: exploratory), exact interval, threshold or band, and a dot for each seed"
-    figure.suptitle(title, fontsize=9)
+    grid[0, 0].set_title(title, fontsize=9)
     for axes, (unit, of_unit) in zip(grid.flat, panels.items(), strict=True):
         is_ratio = unit in ("ratio of steps", "ratio")
         axes.axvline(1.0 if is_ratio else 0.0, color="0.3", linewidth=1)  # no difference

@@ -83,7 +83,7 @@ def look_up(row: dict, path: Sequence) -> Any:
     return value
 
 
-def judge(asked: list[tuple[Sequence[float], dict]]) -> list[dict]:
+def judge(asked: Sequence[tuple[Sequence[float], dict]]) -> list[dict]:
     """One family of claims, each with its values by seed -> what came of each, in order. Claims
     that have no two values yet count in the correction, as they will when they have run.
 

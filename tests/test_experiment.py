@@ -321,7 +321,10 @@ WRONG = [
     (dict(rate_of={"none": "none"}, **CHOOSING), "rate_of='none': must be one of elementwise"),
     (dict(selection_iters=7, **CHOOSING), "arm 'none': selection_iters: must be at most max_iters=6"),
     (dict(claims={"helps": {"contrast": "gatd", "above": 0}}), "claims: helps: contrast='gatd'"),
-    (dict(claims={"helps": GAIN | {"other_than": 0}}), "claims: helps: other_than has two sides"),
+    (
+        dict(claims={"helps": GAIN | {"other_than": 0}}),
+        "claims: helps: must have above, other_than (which",
+    ),
     (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in: is more than the seeds of its arms"),
     (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
     (of(["lost", "reapeted", 0.8]), "claims: helps: of=['lost', 'reapeted', 0.8]: must be names"),

@@ -1,7 +1,5 @@
 """The meters of a run and of a checkpoint: the log, the command; the figures and the report that are made of them."""
 
-import base64
-import html
 import json
 import re
 from unittest import mock
@@ -16,7 +14,6 @@ import plot
 import train
 from model import GPT, MIXERS, Block
 from runs import probe
-from study.page import Table, write_page
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +78,6 @@ def test_several_checkpoints_give_one_file_which_the_page_is_drawn_of(trained):
     assert written[1]["losses"]["all"] > 0
     plot.main([str(trained)])
     assert (trained / "page.png").read_bytes().startswith(b"\x89PNG\r\n")
-
-
-def test_the_report_needs_no_other_file_and_holds_its_figures_and_its_table(tmp_path):
-    figure, shown = tmp_path / "a.png", Table("ends", ["arm", "0"], [["a < b", "0.25"]])
-    figure.write_bytes(bytes(range(256)))
-    page = write_page(tmp_path / "report.html", ["<none> & more", figure, shown]).read_text()
-    (image,) = re.findall(r'<img alt="a" src="data:image/png;base64,(.+?)">', page)
-    texts = [html.unescape(text) for text in re.findall(r"<pre class=.*?>(.*?)</pre>", page, re.S)]
-    assert base64.b64decode(image, validate=True) == figure.read_bytes() and texts[:2] == ["<none> & more", str(shown)]
-    assert not re.search("<(script|link|iframe|none)", page) and page.count("src=") == 1
 
 
 @pytest.mark.parametrize("attention, without", [("longconv", [0, 1]), ("longconv,softmax", [0])])

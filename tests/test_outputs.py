@@ -23,7 +23,7 @@ from data.text import prepare as text_prepare
 from hub import export
 from runs import checkpoint as checkpoints
 from runs import outdir
-from study import drawing, page, report, runner, token_page
+from study import drawing, report, runner, token_page
 
 LINKED = "linked"  # what a link of the victims leads to
 
@@ -96,10 +96,6 @@ def text_page_to(path, trained):
     token_page.write_page(path.parent)
 
 
-def report_to(path, trained):
-    page.write_page(path, ["a text"])
-
-
 def experiment_to(path, trained):
     config = listed()
     if path.name != "rows.jsonl":
@@ -112,8 +108,8 @@ def experiment_to(path, trained):
 # (name of the file, what is asked to write it)
 WRITERS = [
     ("out.json", evaluate_to), ("out.json", meters_to), ("meters.json", meters_beside),
-    ("page.png", figure_to), ("page.html", text_page_to), ("report.html", report_to),
-    *((name, experiment_to) for name in ("claims.json", "report.html", *report.FIGURES)),
+    ("page.png", figure_to), ("page.html", text_page_to),
+    *((name, experiment_to) for name in ("claims.json", *report.FIGURES)),
 ]  # fmt: skip
 
 
@@ -175,8 +171,7 @@ def test_an_older_output_of_its_own_kind_is_replaced(trained, text, tmp_path, he
         meters.main([f"--checkpoint={run}", "--device=cpu", "--rows=2", f"--map=0.{seed}"])
         plot.main([str(run), "--html=true", f"--text=a text {seed}"])
         plot.main([str(run / "meters.json")])
-        page.write_page(tmp_path / "report.html", [f"a text {seed}"])
-        written = [tmp_path / "scores.json", tmp_path / "report.html"]
+        written = [tmp_path / "scores.json"]
         written += [run / name for name in ("meters.json", "page.html", "maps.png")]
         of_both[seed] = [path.read_bytes() for path in written]
     for path, first, second in zip(written, of_both[0], of_both[1], strict=True):

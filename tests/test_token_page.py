@@ -14,8 +14,6 @@ import meters
 import plot
 from model import MIXERS
 from study import token_page
-from study.page import Table
-from study.page import write_page as write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -76,23 +74,16 @@ def policy_of(page):
     return {words[0]: words[1:] for words in map(str.split, policy.split(";"))}
 
 
-def test_both_pages_run_and_load_nothing_but_what_their_templates_have(trained, tmp_path):
+def test_the_page_runs_and_loads_nothing_but_what_its_template_has(trained, tmp_path):
     page, _, _ = made(shutil.copytree(trained, tmp_path / "out"))
     policy = policy_of(page)
     (nonce,) = re.findall('<script nonce="([0-9a-f]{32})">', page)
     assert policy["default-src"] == ["'none'"] and policy["script-src"] == policy["style-src"] == [f"'nonce-{nonce}'"]
     assert nonce not in made(tmp_path / "out")[0]  # another one in every page
-    evil = tmp_path / "<script>alert(1)<" / "report.html"
-    evil.parent.mkdir()
-    table = Table("<style>*{}</style>", ["a"], [["<img>"]])
-    report = write_report(evil, ["<script>alert(1)</script>", table]).read_text()
-    policy = policy_of(re.sub(r"\s+", " ", report))
-    assert policy["default-src"] == ["'none'"] and "script-src" not in policy and policy["img-src"] == ["data:"]
     template = token_page.TEMPLATE.read_text()
     assert not re.search(
         r"(inner|outer)HTML|insertAdjacent|document\.write|eval\(|Function\(| style=| on\w+=", template
     )
-    assert "<img" not in report and report.count("&lt;script&gt;") == 3  # the title, the heading and the text
 
 
 @pytest.mark.parametrize("attention, gate", [("softmax", "none"), ("longconv", "headwise"), ("longconv", "none")])
