@@ -51,11 +51,11 @@ def begin(
         return
     set_up()
     program = os.path.basename(sys.argv[0])
-    run(
-        lambda argv: find_files(
-            config_class, read_words(config_class, argv, positional, program, description)
-        )
-    )
+
+    def check_words(argv):
+        find_files(config_class, read_words(config_class, argv, positional, program, description))
+
+    run(check_words)
     # until run(main): an interrupt while torch is imported would print a traceback
     end_at_once_by(signal.SIGINT)
 

@@ -23,10 +23,9 @@ READER_IS_GONE = 141
 
 
 class Stream(io.FileIO):
-    """The file below sys.stdout or sys.stderr. is_needed: what is printed is the result of the
-    script."""
+    """The file below sys.stdout or sys.stderr."""
 
-    is_needed = False
+    stdout_is_needed = False  # whether what is printed is the result of the script
 
     def write(self, data: Any) -> int | None:
         """Raises the OSError of a stream that is needed, or SystemExit where its reader is gone."""
@@ -38,9 +37,10 @@ class Stream(io.FileIO):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
-            if self.is_needed and error.errno == errno.EPIPE:
+            is_needed = self.stdout_is_needed and self.fileno() == 1
+            if is_needed and error.errno == errno.EPIPE:
                 raise SystemExit(READER_IS_GONE) from None
-            if self.is_needed:
+            if is_needed:
                 raise
             return len(data)
 
@@ -62,9 +62,7 @@ def open_streams(needs_stdout: bool = True) -> None:
         sys.stdout = on_stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
         sys.stderr = on_stream(2, sys.stderr)
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    if isinstance(raw, Stream):
-        raw.is_needed = needs_stdout
+    Stream.stdout_is_needed = needs_stdout
 
 
 def on_stream(number: int, before: Any) -> io.TextIOWrapper:
