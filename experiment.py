@@ -11,8 +11,8 @@ same data in the same order, and start from the same weights where they share th
 selection_seeds each arm's learning rate is chosen on those, and the seeds are run at that one
 (study/plan.py).
 
-out_dir gets rows.jsonl (one object per finished run), the figures and a folder per
-run; started again, it keeps the rows it has, and continues the runs that were stopped. SIGTERM,
+out_dir gets rows.jsonl (one object per finished run), figures, report.html and a folder per run;
+started again, it keeps the rows it has, and continues the runs that were stopped. SIGTERM,
 Ctrl-C, SIGHUP and SIGUSR1 stop the runs, each of which saves first; the status is then 128 and the
 signal's number.
 
@@ -202,6 +202,8 @@ class ExperimentConfig:
 
 configurator.begin(__name__, ExperimentConfig, __doc__)
 
+import ast
+import datetime
 import itertools
 import json
 import os
@@ -209,12 +211,13 @@ import re
 from pathlib import Path
 
 from base.configurator import show
-from base.files import check_output, one_line
+from base.files import check_output, one_line, read_regular
 from base.rules import wrong_field
 from evaluate import EvaluateConfig
 from runs.outdir import write_text
 from study import claims, curves, report
 from study.arms import NAMES, about, all_arms, all_claims, arms_named, check_named, refuse
+from study.page import write_page
 from study.plan import Plan, choose_rates, name_of
 from study.rows import read_rows, script_of
 from study.runner import run_all
@@ -245,6 +248,7 @@ def main(argv: list[str]) -> None:
         return
     if os.path.isdir(out_dir):  # before any run: what is written, or removed, at the end
         check_output(out_dir / "claims.json", "claims")
+        check_output(out_dir / "report.html", "report")
         for name in report.FIGURES:
             check_output(out_dir / name, "figure")
     rows = run_all(config, out_dir)
@@ -254,18 +258,34 @@ def main(argv: list[str]) -> None:
     # a row may hold what no table can be made of
     with one_line(f"{out_dir / 'rows.jsonl'}: cannot be shown"):
         records = [claims.record(claim) for claim in claims.judge_claims(config, rows, choices)]
-        parts: list = [report.arms_table(config, rows)]
+        tables = [report.arms_table(config, rows)]
         if choices:
-            parts.append(report.rates_table(config, choices))
+            tables.append(report.rates_table(config, choices))
+        said: list = []
         if records:
-            parts += [claims.table(records), claims.remarks(records)]
+            said = [claims.table(records), claims.remarks(records)]
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
-        print("\n" + "\n\n".join(map(str, parts)) + "\n")
+        print("\n" + "\n\n".join(map(str, tables + said)) + "\n")
         figures = [report.figure(rows, out_dir)]
         figures += report.claims_figure(records, out_dir / "claims.png")
-    print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures])))
+        about = [*question_of(argv), code_and_day(rows)]
+        page = write_page(out_dir / "report.html", [*about, *said, *figures, *tables])
+    print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
+
+
+def question_of(argv: list[str]) -> list[str]:
+    """What the last config file of the command line says at its top, if there is one."""
+    files = [word for word in argv if not word.startswith("-")]
+    if not files:
+        return []
+    return [ast.get_docstring(ast.parse(read_regular(files[-1], 1 << 20))) or files[-1]]
+
+
+def code_and_day(rows: list[dict]) -> str:
+    commits = sorted({str(row.get("git_commit"))[:7] for row in rows})
+    return f"{len(rows)} runs, of commit {', '.join(commits)}; written on {datetime.date.today()}"
 
 
 def listed(config: ExperimentConfig, rows: list[dict]) -> str:

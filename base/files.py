@@ -305,6 +305,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "claims": (".json", {"claims"}),
     "figure": (".png", b"Software\x00Matplotlib"),
     "page of a text": (".html", b"The page that token_page.py writes"),
+    "report": (".html", b"<!-- written by experiment.py -->"),
 }
 
 
