@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,10 +57,10 @@ def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, d
     data, for meta.json: parameters are the keys that decide which data it makes, and `more`.
 
     Raises UserError, unless overwrite, where the folder holds another data set or something else.
-    The folder of a prepare script needs no mark.
+    The folder of a script under data/ needs no mark.
     """
     out_dir = Path(config.out_dir) if config.out_dir else (DATA.parent / generator).parent
-    is_scripts = (out_dir / "prepare.py").is_file()
+    is_scripts = out_dir.resolve().parent == DATA and os.path.isfile(out_dir / "prepare.py")
     files.claim(out_dir, "data set", config.overwrite or is_scripts)
     keys = dataclasses.asdict(config)
     parameters = {name: value for name, value in keys.items() if name not in NO_PARAMETERS}

@@ -210,13 +210,15 @@ def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> lis
     if not fitting:
         raise UserError(f"init_from={path!r}: none of its weights fit this model")
     for i, block in enumerate(model.blocks):
-        if not any(name.startswith(f"blocks.{i}.mixer.") for name in fitting):
+        mixer = f"blocks.{i}.mixer."
+        if not any(name.startswith(mixer) for name in fitting):
             continue  # the whole mixer is new, with its gates
+        lost = [x for x in weights if x.startswith(f"{mixer}gates.") and x not in fitting]
         for place, gate in block.named_modules():
             if isinstance(gate, Gate):
                 names = [f"blocks.{i}.{place}.{name}" for name in gate.state_dict()]
                 if not all(name in fitting for name in names):
-                    check_new_gate(gate, place, model.config.n_embd, path)
+                    check_new_gate(gate, place, lost, model.config.n_embd, path)
     model.load_state_dict(state | fitting)
     new_parameters = [name for name in state if name not in fitting]
     unused = [name for name in weights if name not in fitting]
@@ -229,8 +231,11 @@ def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> lis
     return notes
 
 
-def check_new_gate(gate: Gate, place: str, n_embd: int, path: str) -> None:
-    """UserError for a new gate in a trained layer that does not start as the identity."""
+def check_new_gate(gate: Gate, place: str, lost: list[str], n_embd: int, path: str) -> None:
+    """UserError for a new gate in a trained layer that does not start as the identity, or in whose
+    place a trained one is lost."""
+    if lost:
+        raise UserError(f"{path}: has a trained gate ({lost[0]}) that would be lost to a new one")
     value = gate.value(gate.logits(torch.ones(1, 1, n_embd)))
     identity = 1.0 if gate.is_factor else 0.0
     if (value != identity).any():

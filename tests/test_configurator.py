@@ -267,7 +267,7 @@ raise SystemExit
 """
 GOOD = {  # a command line of each script in which nothing is wrong
     "train.py": "--dataset=data", "sample.py": "--checkpoint=a.pt", "evaluate.py": "--checkpoint=a.pt",
-    "meters.py": "--checkpoint=a.pt", "hub/export.py": "--from_hf=a", "bench.py": "ops", "hub/harness.py": "",
+    "meters.py": "--checkpoint=a.pt", "hub/export.py": "--from_hf=a.pt", "bench.py": "ops", "hub/harness.py": "",
     "experiment.py": "a.py", "plot.py": "data",
 }  # fmt: skip
 SLIPS = {  # wrong words: which scripts, and what they say

@@ -330,7 +330,7 @@ WRONG = [
     (of(["lost", "reapeted", 0.8]), "claims: helps: of=['lost', 'reapeted', 0.8]: must be names"),
     (of(["lost", "repeated", "far", 0.8]), "claims: helps: of=['lost', 'repeated', 'far', 0.8]: must be names"),
     (dict(claims={"helps": GAIN | {"contrast": {"none": 1}}}), "claims: helps: contrast={'none': 1}: must be a text"),
-    (dict(data=DATA | {"pair": 4}), "data: unknown key 'pair' (did you mean 'pairs'?)"),
+    (dict(data=DATA | {"slice": 4}), "data: unknown key 'slice' (did you mean 'slices'?)"),
     *(({kind: {name: {}}}, f"{show(name)}: names are file") for kind in ("arms", "scores") for name in NO_FILE),
     *((dict(name=name), "name") for name in NO_FILE),
     *(

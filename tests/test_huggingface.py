@@ -163,7 +163,7 @@ def save_nanogpt(file, bias, **changed):
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_checkpoint_of_nanogpt_is_read_without_running_it(bias, helpers, tmp_path):
     theirs = save_nanogpt(tmp_path / "ckpt.pt", bias)
-    assert "or nanoGPT's, for hub/export.py --from_hf" in helpers.error_of(checkpoints.load, tmp_path)
+    assert "hub/export.py --from_hf reads nanoGPT's" in helpers.error_of(checkpoints.load, tmp_path)
     ours = imported(helpers, tmp_path / "ckpt.pt" if bias else tmp_path, tmp_path / "ours", block_size=50)
     assert ours.config.bias == bias
     assert_is_cut(ours, theirs)

@@ -153,7 +153,7 @@ def test_without_max_new_tokens_it_is_500_or_as_many_as_there_can_be(text_runs, 
     assert sampled(max_new_tokens=None, **keys) == sampled(max_new_tokens=n_new, **keys)
     if n_new < 500:
         message = helpers.error_of(sampled, max_new_tokens=n_new + 1, **keys)
-        assert f"max_new_tokens={n_new} works" in message
+        assert f"the prompt, of 3 tokens, and max_new_tokens may have {3 + n_new} together" in message
 
 
 # -- The ids that are drawn, one at a time, with the state kept --------------------------------------------------------
