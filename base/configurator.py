@@ -301,7 +301,8 @@ def find_files(config_class: type, values: dict) -> None:
         if field.metadata.get("find") and is_meant:
             named = values.get(field.name, field.metadata["default"])
             for path in named if isinstance(named, list) else [named]:
-                field.metadata["find"](path)
+                if path is not None:
+                    field.metadata["find"](path)
 
 
 def _merged(before, after, merge):
