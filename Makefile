@@ -20,7 +20,7 @@ demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated
 	$(PY) sample.py --checkpoint=out/pystdlib/best.pt --start="def main(" --num_samples=1 --max_new_tokens=240
 	$(PY) meters.py --checkpoint=out/pystdlib/best.pt > out/pystdlib/meters.txt
 	$(PY) plot.py out/pystdlib
-	@echo; echo "Look at out/sink/maps.png and out/sink/sink.png (the sink), out/pystdlib/page.png (the GPT)"
+	@echo; echo "Look at out/sink/maps.png and out/sink/sink.png (the sink), out/sink/report.html (all of it), out/pystdlib/page.png (the GPT)"
 	@echo "Open out/sink/page.html in a browser: the gate and the sink, token by token"
 
 test: .venv/.installed-dev ## the tests, then ruff and mypy (CI runs this)
@@ -34,7 +34,7 @@ test-all: .venv/.installed-all .venv/transformers4/.installed ## every test, the
 	$(PY) -m pytest -n 2
 	@$(MAKE) --no-print-directory lint
 
-results: .venv/.installed ## every table, figure and page of results/ again, from the rows
+results: .venv/.installed ## every table, figure, report and page of results/ again, from the rows
 	for rows in results/*/rows.jsonl; do config=config/experiments/$$(basename $$(dirname $$rows)).py; test ! -f $$config || $(PY) experiment.py $$config --run=false || exit 1; done
 	$(PY) study/pages.py
 

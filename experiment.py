@@ -189,10 +189,8 @@ class ExperimentConfig:
             is_right = not {"above", "sides"} & given
         if "in" in given:
             is_right = "above" in given and not {"sides", "within", "family"} & given
-        words = (
-            "must have above, other_than (which has two sides, and no above) or within; a count "
-        )
-        words += "(in) has above, and no sides, within or family"
+        words = "must have above, other_than (which has two sides, and no above) or within; "
+        words += "a count (in) has above, and no sides, within or family"
         refuse(not is_right, words)
         words = "say in family_reason why it is corrected for less than all claims, or leave it out"
         refuse("family" in given and "family_reason" not in given, f"family: {words}")
@@ -263,7 +261,8 @@ def main(argv: list[str]) -> None:
             tables.append(report.rates_table(config, choices))
         said: list = []
         if records:
-            said = [claims.table(records), claims.remarks(records)]
+            remarks = claims.remarks(records)
+            said = [claims.table(records), *([remarks] if remarks else [])]
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)

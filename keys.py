@@ -47,7 +47,7 @@ ELSEWHERE = {
     "checkpoint": "init_from=FILE to start from one; each is one file",
     "decay_lr": "schedule; decay_lr=False is schedule=constant", "lr_decay_iters": "max_iters",
     "new_lr_scale": "gate_lr_scale, of gates", "eval_batch_size": "what fits into a step's memory",
-    "memory_check": "done where too little is left",
+    "memory_check": "always done",
 }  # fmt: skip
 # keys of older checkpoints that are gone, and said nothing that a run or a model depends on
 GONE = {"shards", "gather_dtype", "checkpoint", "eval_batch_size", "memory_check"}
@@ -116,6 +116,8 @@ def keys_of_today(keys: dict) -> dict:
     """The keys that an older checkpoint or row holds, as they are called today: the one place for
     this. Raises UserError for what the model no longer has."""
     keys = {name: value for name, value in keys.items() if name not in GONE}
+    if keys.get("lr_decay_iters", 0) == keys.get("max_iters"):
+        keys.pop("lr_decay_iters", None)
     for name, (unused, last) in RETIRED.items():
         value = keys.pop(name, unused)
         if value == unused:
@@ -130,6 +132,8 @@ def keys_of_today(keys: dict) -> dict:
         keys["attention"] = ",".join(mixer if word == before else word for word in words)
     if not keys.pop("decay_lr", True):
         keys["schedule"] = "constant"
+    elif keys.get("schedule", "") is None:
+        keys["schedule"] = "cosine"
     rate_of_new = keys.pop("new_lr_scale", 1.0)  # only gates were new where a run had it
     if rate_of_new != 1:
         keys["gate_lr_scale"] = rate_of_new

@@ -47,7 +47,6 @@ from tqdm import tqdm
 
 import variants  # noqa: F401  adds its mixers to those of model.py
 from base.configurator import UserError
-from base.rules import DataError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
 from model import GPT
@@ -632,7 +631,7 @@ def open_data(start: Start, processes: Processes) -> Dataset:
     if source is not None:
         check_same_meaning(source, dataset)
     if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
-        raise DataError(
+        raise UserError(
             f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on"
         )
     # both raise for data without a single row
@@ -640,7 +639,7 @@ def open_data(start: Start, processes: Processes) -> Dataset:
     is_row = dataset.kind == "examples" or dataset.mask_documents
     dataset.examples_per_epoch("val", config.block_size if is_row else 1)
     if config.vocab_size is not None and config.vocab_size < dataset.vocab_size:
-        raise DataError(
+        raise UserError(
             f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}"
         )
     return dataset

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from base.hub_cache import model_folder
-from base.rules import DataError, UserError, show, wrong_field
+from base.rules import UserError, show, wrong_field
 
 try:
     import fcntl
@@ -63,7 +63,7 @@ def find_data(name: Path | str | None) -> None:
     for folder in parts_of_mixture(name) if name else ():
         file = Path(folder) / "meta.json"
         if not os.path.exists(file):
-            raise DataError(f"{file}: no such file", how_to_prepare(folder))
+            raise UserError(f"{file}: no such file; {how_to_prepare(folder)}")
 
 
 def parts_of_mixture(name: Path | str) -> dict[str, int]:

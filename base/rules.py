@@ -51,14 +51,6 @@ class UserError(ValueError):
         super().__init__(text if len(text) <= 900 else f"{text[:450]} ... {text[-400:]}")
 
 
-class DataError(UserError):
-    """A UserError about a data set that is not there or does not fit the run. advice: what to do
-    about it."""
-
-    def __init__(self, text, advice=""):
-        super().__init__(f"{text}; {advice}" if advice else text)
-
-
 @dataclasses.dataclass
 class Rule:
     """A type with its limits. `items` is the rule of a list's items."""

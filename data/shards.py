@@ -29,7 +29,7 @@ import torch
 
 from base.configurator import UserError
 from base.files import find_data, how_to_prepare, one_line, parts_of_mixture, sha256_of_file
-from base.rules import DataError, show
+from base.rules import show
 from data import drawn
 from data.meta import dtype_of, read_meta
 from ops import IGNORE
@@ -62,7 +62,7 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
                 shape = (facts["documents"] + 1,)
                 offsets[split] = open_file(folder, entry, np.dtype(np.int64), shape)
     except UserError as error:
-        raise DataError(str(error), how_to_prepare(folder)) from None
+        raise UserError(f"{error}; {how_to_prepare(folder)}") from None
     if meta["kind"] != "stream":
         return Rows(folder, meta, shards)
     if mask_documents:
@@ -285,8 +285,8 @@ class Dataset:
             yield inputs, targets, name
 
     def _draw_epoch(self, split, seed, epoch, block_size):
-        """(examples,): their places, in the order of an epoch. Called as _epoch, which
-        remembers."""
+        """(n,): the places of all examples, in the order of an epoch. `_epoch` calls it once for
+        each epoch, and caches what it returns."""
         n = self.examples_per_epoch(split, block_size)
         return np.random.default_rng([seed, epoch]).permutation(n)
 
@@ -341,7 +341,7 @@ class Stream(Dataset):
         n = self.facts(split)["tokens"]
         if n <= block_size:
             needed = f"fewer than block_size + 1 = {block_size + 1}"
-            raise DataError(f"{self.folder}: {split} has {n} tokens, {needed}")
+            raise UserError(f"{self.folder}: {split} has {n} tokens, {needed}")
         return (n - 1) // block_size
 
     def _draw_epoch(self, split, seed, epoch, block_size):
@@ -375,7 +375,7 @@ class Stream(Dataset):
                 behind_the_first = max(0, n_targets - block_size)
                 places.extend(range(start, start + behind_the_first + stride, stride))
         if not places:
-            raise DataError(
+            raise UserError(
                 f"{self.folder}: no text of {split} has two tokens, so there is nothing to predict"
             )
         return np.array(places)
@@ -445,7 +445,7 @@ class Rows(Dataset):
             length = max(shard["seq_len"] for shard in self.facts(split)["shards"])
         if length > block_size:
             words = f"rows of {length} tokens; block_size={block_size} is too small"
-            raise DataError(f"{self.folder}: {split} has {words}")
+            raise UserError(f"{self.folder}: {split} has {words}")
         return length
 
     def examples_per_epoch(self, split, block_size):

@@ -95,6 +95,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
+        skip = None if self.found_inf is None else self.found_inf != 0
         for group in self.param_groups:
             momentum = group["momentum"]
             lr = group["lr"]
@@ -109,8 +110,7 @@ class Muon(torch.optim.Optimizer):
                 make_step = functools.partial(step_of_matrices, rows=self.parts[p])
                 step = on_whole(make_step, p.grad.lerp(mean, momentum))
                 new = p * kept - lr * step
-                if self.found_inf is not None:
-                    skip = self.found_inf != 0
+                if skip is not None:
                     mean = torch.where(skip, state["momentum_buffer"], mean)
                     new = torch.where(skip, p, new)
                 state["momentum_buffer"].copy_(mean)

@@ -476,6 +476,9 @@ def test_keys_of_an_older_version_are_the_classes_of_now_or_are_refused_with_the
         "gate_lr_scale": 2.0,
     }
     assert keys_of_today(dict(decay_lr=True, new_lr_scale=10.0)) == {"gate_lr_scale": 10.0}
+    before = dict(schedule=None, max_iters=9, lr_decay_iters=9)  # as the checkpoints of 65a93f7 have them
+    assert keys_of_today(before | dict(decay_lr=True)) == dict(schedule="cosine", max_iters=9)
+    assert keys_of_today(before | dict(decay_lr=False)) == dict(schedule="constant", max_iters=9)
     for mlp in ("gelu", "swiglu"):
         keys = dict(n_layer=1, n_head=1, n_embd=24, vocab_size=2, mlp=mlp)
         width = GPT(GPTConfig(**keys_of_today(keys | {"mlp_width": 37}))).blocks[0].mlp.up.out_features

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import UserError, key
-from base.files import DATA, one_line
+from base.files import DATA, one_line, read_regular
 from data.pystdlib import prepare as pystdlib
 from data.pystdlib.prepare import LEFT_OUT, read_sources, read_texts, write_sources
 from data.tokenizer import CHOICES
@@ -63,9 +63,9 @@ def find_packages(requirements):
     from packaging.requirements import Requirement  # which matplotlib needs, too
 
     with one_line(f"{requirements}: cannot be read"):
-        lines = Path(requirements).read_text(encoding="utf-8").splitlines()
+        lines = read_regular(requirements, 1 << 20).decode().splitlines()
         texts = [line.partition("#")[0].strip() for line in lines]
-        named = [Requirement(text) for text in texts if text]
+        named = [Requirement(text) for text in texts if text and not text.startswith("-")]
     found = {}
     waiting = list(named)
     for requirement in waiting:  # which grows

@@ -13,10 +13,9 @@ leaves out
                       the paths; blank lines and indents do not count
 
 Validation is whole top-level packages and modules, the same for every seed: in the order of the
-sha256 of their names each is taken that fits, and is no more than a sixth of it. With Python 3.11.7
-0.5% of its runs of 4 lines stand in training, too. The seed decides the order of the training
-files, of which most_bytes takes each that fits. Other versions of Python give other text, so
-meta.json holds the version.
+sha256 of their names each is taken that fits, and is no more than a sixth of it. The seed decides
+the order of the training files, of which most_bytes takes each that fits. Other versions of Python
+give other text, so meta.json holds the version.
 """
 
 import collections
