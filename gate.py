@@ -1,6 +1,9 @@
 """The gate: y' = act(y, g), where g is a linear function of the layer's normed input.
 
-    gate = "none" | "native" | GRANULARITY[@POSITION][+ ...][, next layer's ...]
+    gate = "none", or terms joined by +: "native", GRANULARITY (on the readout), GRANULARITY@POSITION
+
+Layers may differ, with a comma: "native,headwise@value+scalar". The granularities are those of Gate,
+the positions those of POSITIONS.
 
 A new activation is one line in GATE_ACTIVATIONS. A new position is one line in POSITIONS, and the
 call `self.gated(position, y, x)` where mixer.py or model.py computes the y that it gates.
@@ -110,8 +113,8 @@ class Gate(nn.Module):
         return is_factor(self.activation)
 
     def value(self, g: torch.Tensor) -> torch.Tensor:
-        """The factor on y or, if the activation is none, what it adds to y. It has the shape of
-        g."""
+        """The factor on y; of an activation that is not a factor, what it adds to y. It has the
+        shape of g."""
         y = g.new_full((), 1.0 if self.is_factor else 0.0)
         return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
 
@@ -171,8 +174,9 @@ def reason_against(granularity: str, position: str, mixer, config) -> str:
     is_in_denominator = norm == "denominator" and position in ("query", "key", "denominator")
     if is_in_denominator and not is_positive(activation):
         return f"gate_activation={activation!r} can make its denominator negative"
-    # the norm divides by what all that it reads was multiplied with
-    is_before_norm = position == "readout" and norm == "rms" and not config.norm_first
+    # a norm cancels a factor that all of its inputs share; a denominator, one that all scores share
+    has_norm = norm not in ("none", "denominator")
+    is_before_norm = position == "readout" and has_norm and not config.norm_first
     is_before_norm |= position == "query" and norm != "none" and mixer.is_linear_in_query
     is_shared = granularity == "scalar"
     is_shared |= granularity == "headwise" and not mixer.norms_heads_together

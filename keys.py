@@ -258,7 +258,7 @@ class GPTConfig:
     )
     delta_sizes: list[int] | None = key(
         None,
-        "delta rule, gla: numbers of key heads and of heads, widths of keys and of values "
+        "delta rule, gla: numbers of key heads (gla: all are) and of heads, widths of keys and of values "
         "(None: n_head,n_head,head_dim,head_dim)",
         at_least=1,
     )

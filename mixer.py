@@ -20,7 +20,8 @@ from ops.fast import at_least_float32
 from ops.layers import Angles, ResidualLinear, RMSNorm, ShortConv
 
 DENOMINATOR_MIN = 1e-6
-# modules made as norm(width, eps=...); one that cancels a factor of its inputs
+# made as norm(width, eps=...). Each cancels a factor that all of its inputs share, which
+# gate.reason_against counts on
 READOUT_NORMS = {"rms": RMSNorm}
 
 
@@ -33,12 +34,12 @@ class Projection(NamedTuple):
     v: torch.Tensor  # (B, T, Hk or H, Dv)
     log_decay: torch.Tensor | None = None  # (B, T, H), or (B, T, H, Dk) per key channel
     beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
-    erase: torch.Tensor | None = (
-        None  # (B, T, Hk, Dk), what the delta rule erases, if that is not k
-    )
+    # (B, T, Hk, Dk), what the delta rule erases, if that is not k
+    erase: torch.Tensor | None = None
     skip: torch.Tensor | None = None  # (B, T, H, Dv), added to the readout
     sink: torch.Tensor | None = None  # (B, H, T), the logits of a softmax layer's sinks
-    levels: torch.Tensor | None = None  # (B, T, H, L), of log-linear states; Mixer makes them
+    # (B, T, H, L), how much of each level is read (ops/levels.py); Mixer makes them
+    levels: torch.Tensor | None = None
 
 
 class Mixer(nn.Module):
@@ -62,16 +63,18 @@ class Mixer(nn.Module):
     native_gate: tuple[str, str] | None = None
     A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
 
-    # what is so; `make check MIXER=NAME` tests each (docs/mixers.md)
+    # what is true of the mixer; `make check MIXER=NAME` tests each (docs/mixers.md)
     past_block_size = "goes on"  # what decoding does there: "goes on", "rolls" a window, or "ends"
     is_linear_in_query = True  # a factor on q is a factor on the readout, before its norm
-    has_positive_weights = False  # if so, their sum can be the readout's denominator
-    has_levels = True  # whether `levels` splits the state into those of log2(T) blocks
+    has_positive_weights = False  # true: their sum can be the readout's denominator
+    # whether the key `levels` (log-linear attention, ops/levels.py) may split the state into one for
+    # each of log2(T) blocks of the past
+    has_levels = True
     tolerance = 0.0  # how much later tokens may change earlier logits by rounding (an FFT does)
     longest: int | None = None  # the largest block_size that it takes (None: any)
     sub_tokens = 1  # steps of the recurrence per token
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it, 1 for its decay
-    flops_per_level = 3  # of the state of a level: it is not written
+    flops_per_level = 3  # of an entry of one level's state: 2 to read it, 1 for its decay
 
     def __init_subclass__(cls):
         """A class with a `read` or `forward` of its own has to say anew what is true of its readout:
@@ -107,7 +110,7 @@ class Mixer(nn.Module):
         self.n_head = max(query[0], value[0])
         self.key_width = query[1]
         self.value_width = value[1]
-        # not in read, which torch.compile traces
+        # asked here and not in read: torch.compile traces read, and this looks for an installed package
         self.has_fla = config.kernels != "torch" and kernels.has_fla()
         self.form = ""  # of the recurrence, in the last call; train.py prints it
         self.angles: Angles | None = None  # of the positions, where a mixer asks for them
@@ -185,7 +188,8 @@ class Mixer(nn.Module):
             o = gate(o, x)
         if self.config.branch_scale != 1:
             o = self.config.branch_scale * o
-        # a model in half precision; under autocast the weights stay float32
+        # where the model itself is in half precision, the float32 of norms and gates has to be cast;
+        # autocast casts by itself
         if self.out_proj.weight.itemsize < 4:
             o = o.to(self.out_proj.weight.dtype)
         y = self.out_proj(o.flatten(2))  # (B, T, C)
@@ -222,7 +226,7 @@ class Mixer(nn.Module):
         options: dict = {"log_decay": p.log_decay, "beta": p.beta, "initial_state": None}
         if state is not None:
             options["initial_state"] = state["S"]
-        if erase is not None:
+        if erase is not None:  # kernels.fla has no such argument
             options["erase"] = erase
         uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta, erase)
         if p.levels is not None:
@@ -244,8 +248,8 @@ class Mixer(nn.Module):
         return o
 
     def for_all_heads(self, y: torch.Tensor | None) -> torch.Tensor | None:
-        """q, k or erase (B, T, Hk, D), each head as often as the readout has heads for it; a single
-        one broadcasts."""
+        """q, k or erase (B, T, Hk, D) -> (B, T, H, D): each head is repeated for the H / Hk heads of
+        the readout that share it. A single one stays alone, since it broadcasts."""
         if y is None or y.shape[2] in (1, self.n_head):
             return y
         return y.repeat_interleave(self.n_head // y.shape[2], dim=2)
@@ -294,6 +298,7 @@ class Mixer(nn.Module):
     def flops_per_token(self, T: int) -> float:
         """FLOPs of the recurrence for one token, forward."""
         per_entry = self.flops_per_entry
-        if self.levels is not None:  # the past falls into log2(T) / 2 blocks, on average
+        if self.levels is not None:
+            # 2 to write the token; the past falls into log2(T) / 2 blocks, on average
             per_entry = 2 + self.flops_per_level * math.log2(T) / 2
         return per_entry * self.n_head * self.key_width * self.value_width

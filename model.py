@@ -45,7 +45,7 @@ class Softmax(Mixer):
     qkv_bias = False
     rope_fraction = 1.0  # share of a head's channels that RoPE turns: the first ones
     bias: Callable | None = None
-    is_written_out = False  # if so, `attend` makes the (T, T) weights
+    is_written_out = False  # true: `attend` makes the (T, T) weights
 
     def __init__(self, config, gate):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
@@ -57,7 +57,8 @@ class Softmax(Mixer):
         if config.qk_norm:
             self.q_norm = RMSNorm(D, eps=config.norm_eps)
             self.k_norm = RMSNorm(D, eps=config.norm_eps)
-        if "rope" in config.position:
+        if "rope" in config.position:  # or in a pattern: `project` asks for the word of this layer
+            # the table that is made of these when it is first asked for; equal layers share it
             self.angles = layers.Angles(
                 layers.rope_frequencies,
                 int(D * self.rope_fraction),
@@ -89,8 +90,10 @@ class Softmax(Mixer):
             k = layers.remember(state["k"], k, start, in_order)  # (B, Hk, S, D)
             v = layers.remember(state["v"], v, start, in_order)
         S = k.shape[2]
-        # torch's kernels need none where a text is read from its start, or one query sees all keys
-        if T > 1 and (S > T or T > window):
+        # torch's kernels need no mask for a whole text, which they read causally, nor for one query
+        # that sees all keys
+        is_whole_text = S == T <= window
+        if T > 1 and not is_whole_text:
             needs_mask = True
         mask = None
         if needs_mask:
@@ -215,7 +218,7 @@ class GLA(Mixer):
     decay_rank = decay_temperature = 16  # as published
 
     def __init__(self, config, gate):
-        _, H, Dk, Dv = config.head_sizes
+        _, H, Dk, Dv = config.head_sizes  # each head has keys of its own
         super().__init__(config, gate, query=(H, Dk), key=(H, Dk), value=(H, Dv))
         self.split = [H * Dk, H * Dk, H * Dv]
         self.qkv = FusedLinear(config.n_embd, self.split)
@@ -232,9 +235,9 @@ class GLA(Mixer):
 
 
 class Mamba2(Mixer):
-    """Mamba-2 (Dao & Gu 2024): S_t = exp(-dt_t A) S_{t-1} + k_t (dt_t x_t)^T, o_t = q_t S_t + D x_t.
+    """Mamba-2 (Dao & Gu 2024): S_t = exp(-dt_t A) S_{t-1} + k_t (dt_t v_t)^T, o_t = q_t S_t + D v_t.
 
-    A and dt are one number a head; q and k (C and B there) are shared by all heads.
+    A, dt and D are one number a head; q and k are shared by all heads. q, k and v are C, B and x there.
     """
 
     published_norm = "rms"
@@ -243,9 +246,9 @@ class Mamba2(Mixer):
     is_linear_in_query = False  # the term D x has no q
 
     def __init__(self, config, gate):
-        H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
-        super().__init__(config, gate, query=(1, N), key=(1, N), value=(H, D))
-        self.split = [H * D, N, N]
+        H, Dv, N = config.expand * config.n_head, config.head_dim, config.state_size
+        super().__init__(config, gate, query=(1, N), key=(1, N), value=(H, Dv))
+        self.split = [H * Dv, N, N]
         self.in_proj = FusedLinear(config.n_embd, [*self.split, H])
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
         # Mixer.init_parameter has their starts
@@ -258,7 +261,7 @@ class Mamba2(Mixer):
         v, k, q = F.silu(self.conv(vkq, state)).split(self.split, dim=-1)
         k = k.unflatten(-1, (1, -1))  # (B, T, 1, N)
         q = q.unflatten(-1, (1, -1))
-        v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, D)
+        v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, Dv)
         dt = F.softplus(at_least_float32(dt) + self.dt_bias)  # (B, T, H)
         dt_v = (dt[..., None] * v).to(v.dtype)
         return Projection(q, k, dt_v, -self.A_log.exp() * dt, skip=self.D[:, None] * v)
@@ -278,11 +281,11 @@ class DeltaNet(Mixer):
     flops_per_entry = 7
     flops_per_level = 7
     decay: str | None = None  # one per "head" or per "channel" of the keys
-    n_steps = 1  # of the delta rule, each with a k, v and beta
+    n_steps = 1  # of the delta rule per token. A subclass with more makes sub-tokens of them
 
     def __init__(self, config, gate):
         Hk, H, Dk, Dv = config.head_sizes
-        native_rank = Dv if self.decay == "channel" else 0
+        native_rank = Dv if self.decay == "channel" else 0  # as published for KDA
         shapes: dict = dict(query=(Hk, Dk), key=(Hk, Dk), value=(H, Dv))
         super().__init__(config, gate, native_rank=native_rank, **shapes)
         n = self.n_steps
@@ -290,6 +293,7 @@ class DeltaNet(Mixer):
         of_beta = self.beta_widths(config)
         of_dt = [H] if self.decay == "head" else []
         self.parts = [sum(self.split), sum(of_beta), *of_dt]
+        # the same rows, matrix by matrix: Muon steps each by itself
         of_qkv = [Hk * Dk] * (1 + n) + [H * Dv] * n
         self.in_proj = FusedLinear(config.n_embd, of_qkv + of_beta + of_dt)
         self.conv = make_conv(config, sum(self.split), published_width=4)
@@ -301,14 +305,15 @@ class DeltaNet(Mixer):
             self.A_log = nn.Parameter(torch.empty(H))
 
     def beta_widths(self, config) -> list[int]:
-        """The rows of each matrix that makes a part of beta."""
-        return [config.head_sizes[1]] * self.n_steps
+        """How many numbers each matrix that makes beta has for a token: one per head and step."""
+        _, H, _, _ = config.head_sizes
+        return [H] * self.n_steps
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
         q, k, v = F.silu(self.conv(qkv, state)).split(self.split, dim=-1)
         q = q.unflatten(-1, (-1, self.key_width))  # (B, T, Hk, Dk)
-        k = k.unflatten(-1, (-1, self.key_width))  # (B, T, n Hk, Dk)
+        k = k.unflatten(-1, (-1, self.key_width))  # (B, T, n Hk, Dk), with n = n_steps
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, n H, Dv)
         q = layers.l2_norm(q) * self.key_width**-0.5
         k = layers.l2_norm(k)
@@ -376,12 +381,15 @@ def check_layers(config: GPTConfig) -> None:
     kernels.check_kernels(config.kernels, has_recurrence)
     if config.mlp == "none" and config.match_params:
         raise UserError("match_params=True: mlp='none' has no MLP to narrow")
-    gated = {MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions}
-    has_norm = any(mixer.norm_of(config) in READOUT_NORMS for mixer in gated or used)
+    # the layers whose gate norm_first may move: as long as none has a gate on the readout, any
+    concerned = {MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions}
+    concerned = concerned or used
+    has_norm = any(mixer.norm_of(config) in READOUT_NORMS for mixer in concerned)
     if not config.norm_first and not has_norm:
         raise UserError("norm_first=False: no layer has a norm for the gate to come before")
 
 
+# keys.py knows no mixers: a new GPTConfig calls this
 GPTConfig.checks.append(check_layers)
 
 
@@ -420,12 +428,14 @@ MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU, "none": None}
 
 
 def mlp_width(config: GPTConfig, mixer: Mixer) -> int:
-    """The hidden units of the MLP beside this mixer: as many parameters as a GELU's of mlp_ratio,
-    less those of the gates with match_params. Raises UserError if none are left."""
+    """The hidden width of the MLP beside this mixer. An MLP of any kind has the parameters of a GELU
+    MLP of width mlp_ratio * n_embd; with match_params, that many less the gates'. Raises UserError
+    if no width is left."""
     n = MLPS[config.mlp].n_matrices
     hidden = round(config.mlp_ratio * config.n_embd * 2 / n)
     if config.match_params:
         of_gates = sum(p.numel() for p in mixer.gates.parameters())
+        # parameters of one hidden unit: all matrices but `down` have a bias for it
         of_unit = n * config.n_embd + (n - 1) * config.bias
         hidden -= round(of_gates / of_unit)
         if hidden < 1:
@@ -457,7 +467,7 @@ class Block(nn.Module):
 
 def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """-log softmax(logits)[target] of each token: logits (..., V), targets (...) -> (...), 0 where
-    a target is -100. It is what evaluation reports; another loss of training is GPT.loss."""
+    a target is -100. Evaluation reports it, whatever loss GPT.loss trains on."""
     losses = F.cross_entropy(
         logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="none"
     )
@@ -473,7 +483,7 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise UserError("vocab_size is not set: give the number of token ids")
         self.config = config
-        # before the modules below use the random generator
+        # for init_weights. It is drawn first: how much the modules below draw depends on the config
         seed = int(torch.randint(2**31, (), device="cpu"))
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.head = None
@@ -500,13 +510,13 @@ class GPT(nn.Module):
 
         | module, parameter          | start                                           |
         |----------------------------|-------------------------------------------------|
+        | has an init_parameter      | what init_parameter(name, start, generator) does|
+        | RMSNorm, LayerNorm         | 1, biases 0                                     |
         | Linear, Embedding          | N(0, s), biases 0                               |
         | ResidualLinear             | N(0, s / sqrt(2 n_layer))                       |
         | init="pytorch": weights    | U(-1/sqrt(fan_in), 1/sqrt(fan_in))              |
         | init="pytorch": Embedding  | N(0, 1)                                         |
-        | a mixer's out_proj         | out_init_scale times that                       |
-        | RMSNorm, LayerNorm         | 1, biases 0                                     |
-        | modules that have one      | their init_parameter(name, start, generator)    |
+        | a mixer's out_proj         | out_init_scale times what these rules give      |
 
         init_parameter fills the tensor `start`, which holds the constructor's values. Raises
         UserError for a parameter without a rule.
@@ -605,7 +615,7 @@ class GPT(nn.Module):
         self, batch_size: int = 1, device=None, dtype=None, length: int | None = None
     ) -> list[dict]:
         """The state at the start of a text, a dict for each layer. length: the most tokens that
-        will be read, and a cache is no longer (None: it has block_size)."""
+        will be read, for which a cache has room (None: block_size)."""
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
 
@@ -632,8 +642,8 @@ class GPT(nn.Module):
         n = self.n_params()
         if self.wpe is not None:
             n -= self.wpe.weight.numel()  # looked up, not multiplied
-        if self.head is not None:
-            n -= self.wte.weight.numel()  # a tied one is the output layer, too
+        if self.head is not None:  # else the embedding is the output layer, and multiplied there
+            n -= self.wte.weight.numel()
         mixing = 0.0
         for block in self.blocks:
             mixing += block.mixer.flops_per_token(T or self.config.block_size)

@@ -55,7 +55,7 @@ from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_meaning, check_same_weights
 from runs.hardware import Processes, Stopped, autocast, peak_flops, pick_dtype
 from runs.health import bad_weight, first_bad_tensor, is_spike
-from runs.muon import Muon, matrices_of, step_unless
+from runs.muon import Muon, matrices_of
 from runs.notes import forms_that_ran, notes_on_keys
 from runs.outdir import OutDir, check_same_start, code_sha256, versions
 from runs.probe import first_rows, training_meters
@@ -137,6 +137,17 @@ class Batch(NamedTuple):
     n_labels: int  # of the global batch
 
 
+def step_unless(optimizer: Any, skip: torch.Tensor) -> None:
+    """A step of the optimizer, unless `skip` is true. A fused AdamW and Muon skip it on the device,
+    where found_inf is 1, as torch.amp.GradScaler tells them to; for another one, such as AdamW on
+    MPS, the host reads the number."""
+    if optimizer.defaults.get("fused") or isinstance(optimizer, Muon):
+        optimizer.found_inf = skip.float()
+        optimizer.step()
+    elif not skip:
+        optimizer.step()
+
+
 def load_batches(
     dataset: Dataset, config: TrainConfig, processes: Processes, same_length: bool, step: int
 ) -> list[Batch]:
@@ -169,7 +180,12 @@ def read_ahead(run: "Run", steps: Iterable[int]) -> Iterator[list[Batch]]:
     waiting: collections.deque = collections.deque()
     for step in steps:
         future = run.reader.submit(
-            load_batches, run.dataset, run.config, run.processes, run.compiled, step
+            load_batches,
+            run.dataset,
+            run.config,
+            run.processes,
+            same_length=run.compiled,
+            step=step,
         )
         waiting.append(future)
         if len(waiting) > READ_AHEAD:
@@ -219,7 +235,7 @@ class Run:
     optimizers: list
     scaler: torch.amp.GradScaler
     peak: tuple[float, str]  # FLOP/s that a device can reach, how that is known
-    about: dict = dataclasses.field(default_factory=dict)  # what each checkpoint repeats
+    about: dict = dataclasses.field(default_factory=dict)  # the same in every checkpoint
 
     step: int = 0  # the step that comes next, or is being taken
     saved_step: int | None = None
@@ -239,7 +255,7 @@ def train(run: Run) -> None:
     model, step_model, optimizers, scaler = run.model, run.step_model, run.optimizers, run.scaler
     device, world_size = processes.device, processes.world_size
     first_step = run.step
-    # of the run before it was resumed
+    # what was logged before the run was resumed; nothing in a new run
     logged_losses = [row["loss"] for row in out.kept if row["event"] == "train"]
     evaluations = [row for row in out.kept if row["event"] == "eval"]
     run.evaluations = processes.from_main(evaluations)  # only rank 0 has read metrics.jsonl
@@ -303,7 +319,8 @@ def train(run: Run) -> None:
 
         # update, unless the loss or a gradient was not finite, here or in an earlier step. In
         # float16 an infinite gradient only means that the loss scale was too high: this step alone
-        # is skipped
+        # is skipped. step_unless stands for scaler.step, which would wait for the GPU; unscale_ has
+        # told the scaler whether this step overflowed
         is_bad = ~(loss + grad_norm).isfinite()
         ends_run = ~loss.isfinite() if scaler.is_enabled() else is_bad
         run.bad_step = run.bad_step.masked_fill((run.bad_step < 0) & ends_run, step)
@@ -337,7 +354,7 @@ def train(run: Run) -> None:
 
 
 def was_evaluated(run: Run) -> bool:
-    """Whether the next step was evaluated before the run was stopped there."""
+    """Whether this step was evaluated already, before the run was stopped and resumed at it."""
     return any(row["step"] == run.step for row in run.evaluations)
 
 
@@ -365,14 +382,14 @@ def print_forms(run: Run) -> None:
 
 
 def tokens_per_step(run: Run) -> int:
-    row = run.dataset.tokens_per_example("train", run.config.block_size)
-    return round(run.config.batch_size * run.config.gradient_accumulation_steps * row)
+    tokens = run.dataset.tokens_per_example("train", run.config.block_size)  # a mean
+    return round(run.config.batch_size * run.config.gradient_accumulation_steps * tokens)
 
 
 def mfu(run: Run, tokens_per_second: float) -> float:
     """The model FLOPs utilisation: a step's FLOPs are three times those of its forward pass."""
-    row: Any = run.dataset.tokens_per_example("train", run.config.block_size)
-    flops = 3 * run.model.flops_per_token(row)
+    tokens: Any = run.dataset.tokens_per_example("train", run.config.block_size)  # a mean
+    flops = 3 * run.model.flops_per_token(tokens)
     return tokens_per_second * flops / (run.peak[0] * run.processes.world_size)
 
 
@@ -427,8 +444,8 @@ def evaluate_and_save_the_best(run: Run) -> None:
 
 
 def check_and_save(run: Run) -> None:
-    """Saves the step, unless it is saved or is not fit to replace the last good checkpoint: then
-    the run ends."""
+    """Saves the step, if that is not done yet. Ends the run instead if the weights are not fit to
+    replace the last good checkpoint."""
     if run.saved_step != run.step:
         fail_if_not_finite(run)
         fail_if_it_overflows(run)
@@ -436,7 +453,7 @@ def check_and_save(run: Run) -> None:
 
 
 def save(run: Run, is_best: bool) -> None:
-    """Writes all that the rest of the run depends on, to best.pt, too, if it is the best."""
+    """Writes ckpt.pt, with all that the rest of the run depends on; if is_best, best.pt, too."""
     weights, moments = parallel.whole_state(run.model, run.optimizers)
     groups = []
     for optimizer in run.optimizers:
@@ -460,12 +477,13 @@ def save(run: Run, is_best: bool) -> None:
 
 
 def fail_if_not_finite(run: Run) -> None:
-    """Ends the run if a step so far was bad. The weights are those from before it."""
+    """Ends the run if a step so far was bad. The weights are still those from before it, so that
+    the step can be computed once more to name the first tensor that is not finite."""
     bad_step = int(run.bad_step)
     if bad_step >= 0:
         batches = next(read_ahead(run, [bad_step]))
         with parallel.eager(run.model):
-            losses = (  # each is computed as it is asked for
+            losses = (  # a generator: first_bad_tensor computes each loss with its hooks in place
                 micro_loss(run.model, run.config, run.dtype, bad_step, batch) for batch in batches
             )
             found = run.processes.from_all(first_bad_tensor(run.model, losses))
@@ -517,11 +535,12 @@ def exit_by_signal(run: Run, number: int) -> NoReturn:
 
 
 def finish(run: Run) -> None:
-    """Reads the whole validation split, unless the evaluations have read all of it or it takes
-    longer than training took, logs the last row, and prints it."""
+    """Logs the last row and prints it. It is of the whole validation split, unless eval_whole or,
+    where that is None, the time that all of it would take is against it."""
     config, processes = run.config, run.processes
     counts = run.dataset.counts("val")
-    n_labels = counts.get("labels", counts["tokens"])  # of rows few tokens have one
+    # in rows of a task only a few of the tokens have a label
+    n_labels = counts.get("labels", counts["tokens"])
     last = run.evaluations[-1]
     was_sampled = config.eval_tokens is not None and config.eval_tokens < counts["tokens"]
     seconds_of_whole = last.get("seconds", 0.0) * n_labels / last["labels"]
@@ -531,10 +550,12 @@ def finish(run: Run) -> None:
         read_whole = processes.from_main(seconds_of_whole <= seconds_of_training)
     is_whole = read_whole or not was_sampled
 
-    # a finished run that is started again has its last row already, maybe of a sample
+    # A finished run that is started again has its last row already. It is made anew only where it is
+    # of a sample and all is to be read now. It is logged in any case: metrics.jsonl has lost it
     row = processes.from_main(run.out.ended)
     has_row = row is not None and row["step"] >= run.step
-    if not has_row or (is_whole and not row.get("whole", True)):
+    is_too_small = has_row and is_whole and not row["whole"]
+    if not has_row or is_too_small:
         row = {name: x for name, x in last.items() if name not in ("meters", "seconds")}
         if was_sampled and is_whole:
             row |= validate(run, None)
@@ -543,7 +564,7 @@ def finish(run: Run) -> None:
     run.out.log(row)
     if processes.is_main:
         print_end(run, row)
-        if not row.get("whole", True):
+        if not row["whole"]:
             print(
                 f"  of {row['labels']:,} of {n_labels:,} labels: all take {seconds_of_whole:.1f} s, "
                 f"training took {seconds_of_training:.1f};"
@@ -634,7 +655,8 @@ def open_data(start: Start, processes: Processes) -> Dataset:
         raise UserError(
             f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on"
         )
-    # both raise for data without a single row
+    # both raise for data without a single row; a stream is validated in windows that may be shorter
+    # than block_size
     dataset.examples_per_epoch("train", config.block_size)
     is_row = dataset.kind == "examples" or dataset.mask_documents
     dataset.examples_per_epoch("val", config.block_size if is_row else 1)
@@ -666,7 +688,8 @@ def make_run(
     elif source is not None and config.keep_moments:
         restore(source, model, optimizers, config.init_from)
     for checkpoint in (resumed, source):
-        if checkpoint is not None:  # main still holds it: what was copied would stay in memory
+        # the caller keeps the dict: without this its tensors, copied by now, would stay in memory
+        if checkpoint is not None:
             checkpoint.pop("model", None)
             checkpoint.pop("optimizer", None)
     run = Run(
@@ -754,7 +777,7 @@ def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
 
 
 def write_start(run: Run, run_id: str) -> None:
-    """Writes config.json and the code, and notes in run.about what each checkpoint repeats."""
+    """Writes config.json and the code, and sets run.about, what is the same in every checkpoint."""
     config, model, dataset = run.config, run.model, run.dataset
     code, code_files = code_sha256()  # read now: later edits do not change this run
     of_both = {

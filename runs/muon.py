@@ -11,7 +11,6 @@ matrix, and orthogonalises in bfloat16 on a CPU, too.
 """
 
 import functools
-from typing import Any
 
 import torch
 import torch.nn as nn
@@ -115,17 +114,6 @@ class Muon(torch.optim.Optimizer):
                     new = torch.where(skip, p, new)
                 state["momentum_buffer"].copy_(mean)
                 p.copy_(new)
-
-
-def step_unless(optimizer: Any, skip: Tensor) -> None:
-    """A step of the optimizer, unless `skip` is true. A fused AdamW and Muon skip it on the device,
-    where found_inf is 1, as torch.amp.GradScaler tells them to; for another one, such as AdamW on
-    MPS, the host reads the number."""
-    if optimizer.defaults.get("fused") or isinstance(optimizer, Muon):
-        optimizer.found_inf = skip.float()
-        optimizer.step()
-    elif not skip:
-        optimizer.step()
 
 
 def step_of_matrices(weight: Tensor, rows: list[int]) -> Tensor:

@@ -6,8 +6,8 @@ character is one.
     python data/shakespeare_char/prepare.py --from_file=input.txt    # no internet needed
 
 The first nine tenths are for training, the rest for validation, as in nanoGPT: 1,003,854 and
-111,540 characters. A loss is in nats a character, as nanoGPT's is, whose vocabulary is the 65
-characters that occur.
+111,540 characters. A loss is in nats a character, as nanoGPT's is; but the vocabulary is the 256
+bytes, not the 65 characters that occur.
 """
 
 import hashlib
@@ -39,6 +39,7 @@ def main(argv):
     config = configurator.load(
         Config, argv, positional=None, program=GENERATOR, description=__doc__
     )
+    # the folder, marked as ours, and for its meta.json how the data are made
     out_dir, about = claim(config, GENERATOR, VERSION)
     if config.from_file:
         data = read_regular(config.from_file, 1 << 24)
@@ -51,7 +52,7 @@ def main(argv):
             f"{config.from_file or URL}: is not tinyshakespeare: its sha256 is not {SHA256}"
         )
     text = data.decode()
-    cut = len(data) * 9 // 10
+    cut = len(text) * 9 // 10
     splits = {"train": [text[:cut]], "val": [text[cut:]]}
     tokenizer = get_tokenizer("byte")
     write_stream(out_dir, splits, name="shakespeare_char", tokenizer=tokenizer, **about)
