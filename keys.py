@@ -395,6 +395,9 @@ class TrainConfig(GPTConfig):
         "optimizer=muon: what steps the gates' matrices (None: muon)",
         choices=("adamw", "muon"),
     )
+    gates_only: bool = key(
+        False, "true: the gates alone are trained, such as new ones on a checkpoint (init_from)"
+    )
     schedule: str = key(
         "cosine",
         "learning rate after the warmup; cosine: falls to min_lr; wsd: constant, then falls over the last decay_iters",
@@ -465,6 +468,8 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.gates_only and not any(gate.native or gate.positions for _, gate in self.layers()):
+            raise UserError("gates_only=True: no layer has a gate; name one, as in --gate=headwise")
         if self.gate_optimizer == "muon" and self.optimizer != "muon":
             raise UserError(
                 "gate_optimizer='muon': is for optimizer='muon'; leave it out, or add --optimizer=muon"

@@ -651,6 +651,13 @@ class GPT(nn.Module):
                 n -= block.mlp.n_idle
         return 2 * n + mixing
 
+    def gate_parameters(self) -> set[nn.Parameter]:
+        of_gates: set = set()
+        for module in self.modules():
+            if isinstance(module, Gate):
+                of_gates.update(module.parameters())
+        return of_gates
+
     def parameter_groups(
         self,
         weight_decay: float,
@@ -658,15 +665,14 @@ class GPT(nn.Module):
         gate_lr_scale: float = 1.0,
     ) -> list[dict]:
         """Groups for an optimizer, with names: the matrices, and the vectors (norms, biases, A_log),
-        which do not decay; then those of the gates. gate_weight_decay=None: weight_decay."""
+        which do not decay; then those of the gates. gate_weight_decay=None: weight_decay. What needs
+        no gradient is left out."""
         if gate_weight_decay is None:
             gate_weight_decay = weight_decay
-        of_gates = set()
-        for module in self.modules():
-            if isinstance(module, Gate):
-                of_gates.update(module.parameters())
-        gates = [(name, p) for name, p in self.named_parameters() if p in of_gates]
-        others = [(name, p) for name, p in self.named_parameters() if p not in of_gates]
+        of_gates = self.gate_parameters()
+        trained = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
+        gates = [(name, p) for name, p in trained if p in of_gates]
+        others = [(name, p) for name, p in trained if p not in of_gates]
         groups = groups_of(others, weight_decay, 1.0)
         groups += groups_of(gates, gate_weight_decay, gate_lr_scale)
         return [group for group in groups if group["params"]]

@@ -119,13 +119,13 @@ def make_optimizers(
             of_muon.append(group | {"params": matrices, "lr_scale": lr_scale})
         if others:
             of_adamw.append(group | {"params": others})
-    betas = (config.beta1, config.beta2)
-    adamw = torch.optim.AdamW(
-        of_adamw, lr=config.learning_rate, betas=betas, fused=device_type != "mps"
-    )
+    lr, betas, fused = config.learning_rate, (config.beta1, config.beta2), device_type != "mps"
+    optimizers: list[torch.optim.Optimizer] = []
     if of_muon:
-        return [Muon(of_muon, rows, config.learning_rate), adamw]
-    return [adamw]
+        optimizers.append(Muon(of_muon, rows, lr))
+    if of_adamw:
+        optimizers.append(torch.optim.AdamW(of_adamw, lr=lr, betas=betas, fused=fused))
+    return optimizers
 
 
 class Batch(NamedTuple):
@@ -679,6 +679,10 @@ def make_run(
     before the first step."""
     config, resumed, source = start.config, start.resumed, start.source
     model, notes_of_model = make_model(config, resumed, source)
+    if config.gates_only:
+        gates = model.gate_parameters()
+        for p in model.parameters():
+            p.requires_grad_(p in gates)
     compiled = is_compiled(config, processes.device_type)
     step_model = parallel.share_out(model, config, processes, compiled, dtype)
     optimizers = make_optimizers(model, config, processes.device_type)

@@ -90,6 +90,20 @@ def test_a_run_from_weights_has_their_keys_of_the_model_unless_given(trained, mq
     assert checkpoints.load(tmp_path / "longer")["model_args"]["rope_length"] == 32  # that of the weights
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_gates_alone_are_trained_and_a_resumed_run_goes_on_so(run, trained, helpers, optimizer):
+    keys = dict(gate="elementwise", gate_activation="sigmoid2", gates_only=True, schedule="constant")
+    keys |= dict(init_from=trained, optimizer=optimizer)
+    whole, parts = run("whole", max_iters=6, **keys), run("parts", max_iters=4, **keys)
+    train.main(helpers.words(out_dir=parts, init_from="resume", max_iters=6))
+    start, end, again = (checkpoints.load(out)["model"] for out in (trained, whole, parts))
+    assert all(torch.equal(end[name], again[name]) for name in end)
+    changed = {name for name in end if name not in start or not torch.equal(start[name], end[name])}
+    assert changed == {f"blocks.{i}.mixer.gates.readout.proj.weight" for i in (0, 1)}
+    message = helpers.error_of(run, "none", init_from=trained, gates_only=True, max_iters=1)
+    assert message == "gates_only=True: no layer has a gate; name one, as in --gate=headwise"
+
+
 def test_a_new_gate_has_a_learning_rate_of_its_own_which_a_resumed_run_keeps(run, trained, helpers):
     gate = dict(
         init_from=trained, gate="elementwise", gate_activation="sigmoid2", gate_lr_scale=10.0, schedule="constant"
