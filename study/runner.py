@@ -237,7 +237,9 @@ def carry_out(
         if "branch" in run and not (folder / "ckpt.pt").is_file():
             files.link_whole(start_of_branch(run, out_dir), folder / "ckpt.pt")
         keys = {"eval_whole": True, "threads": threads} | run["config"]
-        keys |= {"dataset": str(data), "out_dir": str(folder), "init_from": "auto"}
+        if (folder / "ckpt.pt").is_file() or "init_from" not in keys:
+            keys["init_from"] = "auto"
+        keys |= {"dataset": str(data), "out_dir": str(folder)}
         n = config.processes_per_run
         process = start_process("train.py", keys, folder, threads, gpu, n, held)
         yield process

@@ -285,6 +285,17 @@ def test_a_branch_ends_with_the_bits_of_a_run_that_had_its_schedule_from_the_sta
     )
 
 
+def test_runs_start_from_a_checkpoint_that_they_name_and_go_on_with_their_own(finished, base, tmp_path):
+    start = finished / "none-seed0"
+    arms = {"none": {}, "late": {"gate": "elementwise", "gate_activation": "sigmoid2"}}
+    keys = dict(arms=arms, seeds=[7], data=DATA | {"seed": 0}, base=base | {"init_from": str(start)})
+    experiment.run_all(experiment.ExperimentConfig(**keys), tmp_path)
+    rows = rows_of(tmp_path)
+    last = rows_of(finished)["none", 0]["accuracy"]
+    assert [rows[arm, 7]["curve"][0] for arm in arms] == [[0, pytest.approx(last)]] * 2
+    assert rows["none", 7]["last_step"] == 6 and rows["none", 7]["val_loss"] != rows["late", 7]["val_loss"]
+
+
 # -- Mistakes, and runs that fail --------------------------------------------------------------------------------------
 
 GAIN = {"contrast": "none", "above": 0}
