@@ -72,7 +72,9 @@ class Mixer(nn.Module):
     has_levels = True
     tolerance = 0.0  # how much later tokens may change earlier logits by rounding (an FFT does)
     longest: int | None = None  # the largest block_size that it takes (None: any)
-    sub_tokens = 1  # steps of the recurrence per token
+    sub_tokens = (
+        1  # steps of the recurrence per token: the T of `project` is so many times that of x
+    )
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it, 1 for its decay
     flops_per_level = 3  # of an entry of one level's state: 2 to read it, 1 for its decay
 
@@ -233,7 +235,7 @@ class Mixer(nn.Module):
             form = levels.chunked
             options |= {"levels": p.levels, "start": start}
             self.form = "plain PyTorch, by levels"
-        elif q.shape[1] <= self.sub_tokens:
+        elif q.shape[1] <= self.sub_tokens:  # one token
             form = recurrence.recurrent
             self.form = "plain PyTorch, token by token"
         elif uses_fla:

@@ -57,8 +57,9 @@ class Softmax(Mixer):
         if config.qk_norm:
             self.q_norm = RMSNorm(D, eps=config.norm_eps)
             self.k_norm = RMSNorm(D, eps=config.norm_eps)
-        if "rope" in config.position:  # or in a pattern: `project` asks for the word of this layer
-            # the table that is made of these when it is first asked for; equal layers share it
+        # position may be a pattern by layer, such as rope,none: `project` asks for this layer's word
+        if "rope" in config.position:
+            # cos and sin, made at the first call; GPT.__init__ lets layers of equal settings share one
             self.angles = layers.Angles(
                 layers.rope_frequencies,
                 int(D * self.rope_fraction),
@@ -381,7 +382,8 @@ def check_layers(config: GPTConfig) -> None:
     kernels.check_kernels(config.kernels, has_recurrence)
     if config.mlp == "none" and config.match_params:
         raise UserError("match_params=True: mlp='none' has no MLP to narrow")
-    # the layers whose gate norm_first may move: as long as none has a gate on the readout, any
+    # norm_first moves the gate on the readout, so that a layer with such a gate must have a norm;
+    # where no layer has one, any layer with a norm will do
     concerned = {MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions}
     concerned = concerned or used
     has_norm = any(mixer.norm_of(config) in READOUT_NORMS for mixer in concerned)

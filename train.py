@@ -242,7 +242,7 @@ class Run:
     best_val_loss: float = math.inf
     evaluations: list[dict] = dataclasses.field(default_factory=list)
     seconds_before: float = 0.0  # of training, before it was stopped
-    started: float = 0.0  # as if the run had never stopped
+    started: float = 0.0  # the perf_counter() at which it began, had it never been stopped
     eval_seconds: float = 0.0
     # the first step whose loss or gradient was not finite; -1 if none. A tensor on the device, so
     # that setting it waits for nothing
@@ -535,8 +535,8 @@ def exit_by_signal(run: Run, number: int) -> NoReturn:
 
 
 def finish(run: Run) -> None:
-    """Logs the last row and prints it. It is of the whole validation split, unless eval_whole or,
-    where that is None, the time that all of it would take is against it."""
+    """Logs the last row and prints it. eval_whole says whether it is of the whole validation split;
+    where that is None, it is if reading all takes no longer than training took."""
     config, processes = run.config, run.processes
     counts = run.dataset.counts("val")
     # in rows of a task only a few of the tokens have a label
@@ -551,10 +551,11 @@ def finish(run: Run) -> None:
     is_whole = read_whole or not was_sampled
 
     # A finished run that is started again has its last row already. It is made anew only where it is
-    # of a sample and all is to be read now. It is logged in any case: metrics.jsonl has lost it
+    # of a sample and all is to be read now. It is logged in any case: a resumed run writes
+    # metrics.jsonl anew without it. Rows of older versions have no "whole" and no "seconds"
     row = processes.from_main(run.out.ended)
-    has_row = row is not None and row["step"] >= run.step
-    is_too_small = has_row and is_whole and not row["whole"]
+    has_row = row is not None and row["step"] == run.step
+    is_too_small = has_row and is_whole and not row.get("whole", True)
     if not has_row or is_too_small:
         row = {name: x for name, x in last.items() if name not in ("meters", "seconds")}
         if was_sampled and is_whole:
@@ -564,7 +565,7 @@ def finish(run: Run) -> None:
     run.out.log(row)
     if processes.is_main:
         print_end(run, row)
-        if not row["whole"]:
+        if not row.get("whole", True):
             print(
                 f"  of {row['labels']:,} of {n_labels:,} labels: all take {seconds_of_whole:.1f} s, "
                 f"training took {seconds_of_training:.1f};"

@@ -42,7 +42,7 @@ def main(argv):
     # the folder, marked as ours, and for its meta.json how the data are made
     out_dir, about = claim(config, GENERATOR, VERSION)
     if config.from_file:
-        data = read_regular(config.from_file, 1 << 24)
+        data = read_regular(config.from_file, most=1 << 24)
     else:
         with one_line(f"{URL}: cannot be downloaded; --from_file=FILE takes a copy"):
             with urllib.request.urlopen(URL, timeout=60) as answer:
