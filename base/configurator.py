@@ -14,7 +14,8 @@ before any work.
 The annotation gives the type: int, float, bool, str, dict or list[...] of one of them, each also as
 `... | None`; key() adds the limits (base/rules.py). A text may be empty only where its key says
 at_least=0. Config files apply first, in their order, then the -- words, in theirs; the later value
-wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed.
+wins. A config file looks as in nanoGPT (`batch_size = 5 * 8`), but it is parsed and never executed;
+a JSON file holds an object of keys, as the config.json of a run does.
 Every mistake that a user can fix is a UserError of one line; a script that ends in
 `configurator.run(main)` prints it. What begin() calls imports no torch, so that --help and a slip
 in the command line take a tenth of a second.
@@ -199,14 +200,16 @@ def check_choice(label: str, value: object, choices: Collection) -> None:
 def _check(config_class, values, source=""):
     rules = rules_of(config_class)
     prefix = f"{source}: " if source else ""
+    unknown = [name for name in values if name not in rules]
+    elsewhere = getattr(config_class, "elsewhere", {})
+    for name in unknown:
+        if name in elsewhere:
+            raise UserError(f"{prefix}unknown key {show(name)}: here it is {elsewhere[name]}")
+    if unknown:
+        hint = did_you_mean(unknown[0], [*rules, "config_override"])
+        raise UserError(f"{prefix}unknown key {show(unknown[0])}{hint}")
     checked = {}
     for name, value in values.items():
-        if name not in rules:
-            hint = did_you_mean(name, [*rules, "config_override"])
-            elsewhere = getattr(config_class, "elsewhere", {})
-            if name in elsewhere:
-                hint = f": here it is {elsewhere[name]}"
-            raise UserError(f"{prefix}unknown key {show(name)}{hint}")
         checked[name] = _read(value, rules[name])
         words = wrong_field(checked[name], rules[name], prefix + name)
         if words:
@@ -266,8 +269,11 @@ def read_words(
     # file is called 4
     flags = [f"--{name}" for name, rule in rules_of(config_class).items() if rule.kind is bool]
     words, settings = [], []  # settings: (dict, where it is from), the later one wins
-    for word in argv:
+    words_left = iter(argv)
+    for word in words_left:
         word += "=true" * (word in flags)
+        if word == "--config_override":  # as others write it, with a space
+            word += "=" + next(words_left, "")
         name, equals, text = word.lstrip("-").partition("=")
         if word.startswith("--") and equals and name:
             values = parse_json(text, name) if name == "config_override" else {name: text}
@@ -346,14 +352,22 @@ ALLOWED = (
 
 def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict:
     """The keys of a config file, unchecked. `include = "base.py"`, a path relative to the file,
-    puts the keys of that file first; under the names in `merge` its dicts are joined with these.
-    Raises UserError with file and line."""
+    puts the keys of that file first; under the names in `merge` its dicts are joined with these. Of
+    a JSON file: its object, or the keys in the config.json of a run. Raises UserError with file and
+    line."""
     path = os.fspath(path)
-    if not path.endswith(".py"):
-        raise UserError(f"{path!r}: a config file ends in .py")
+    if not path.endswith((".py", ".json")):
+        raise UserError(f"{path!r}: a config file ends in .py or .json")
     find_path(path)
     content = read_regular(path, 1 << 20)
     values = {}
+    if path.endswith(".json"):
+        values = parse_json(content, path)
+        if isinstance(values, dict) and "run_id" in values:
+            values = values.get("config")
+        if not isinstance(values, dict):
+            raise UserError(f'{path}: must be a JSON object, as in {{"n_layer": 6}}')
+        return values
     line = 1
     try:
         for statement in ast.parse(content).body:

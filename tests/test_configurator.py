@@ -12,6 +12,7 @@ from conftest import ROOT, Helpers
 from base import configurator
 from base.configurator import UserError, build, key, load, read_config_file, read_words
 from base.rules import Rule, wrong_field
+from keys import TrainConfig
 
 error_of = Helpers.error_of
 
@@ -164,11 +165,23 @@ def test_files_apply_in_order_and_keys_come_last_in_their_order(write):
     assert load(Config, ["--n_layer=5", '--config_override={"n_layer": 4}']).n_layer == 4
 
 
+def test_json_is_a_config_alone_as_the_config_of_a_run_and_behind_a_space(write):
+    write("a.json", '{"n_layer": 3, "gate": "b"}')
+    write("run.json", '{"run_id": "a", "dtype": "float32", "config": {"n_layer": 4}}')
+    config = load(Config, ["a.json", "run.json", "--config_override", '{"batch_size": 7}'])
+    assert (config.n_layer, config.gate, config.batch_size) == (4, "b", 7)
+    hub = write("hub.json", '{"architectures": ["LlamaForCausalLM"], "hidden_size": 576}')
+    assert error_of(load, TrainConfig, [hub]) == f"{hub}: unknown key 'hidden_size': here it is n_embd"
+    for text, message in (("[1]", "must be a JSON object"), ("{", "a.json: cannot be read as JSON")):
+        assert message in error_of(load, Config, [write("a.json", text)])
+    assert "cannot be read as JSON" in error_of(load, Config, ["--config_override"])
+
+
 def test_words_without_dashes_fill_a_list_and_one_of_another_spelling_says_how_to_write_it():
     assert load(Config, ["runs/a", "--n_layer=1", "seed=2", "7"], positional="paths").paths == ["runs/a", "seed=2", "7"]
     for word, message in (
         ("--batch_size", "'--batch_size': write --key=value"),
-        ("batch_size=4", "'batch_size=4': a config file ends in .py"),
+        ("batch_size=4", "'batch_size=4': a config file ends in .py or .json"),
         ("a\0b/x.py", "a\\x00b/x.py: no such file"),
         ("config/mqarr.py", "config/mqarr.py: no such file or folder"),
         ("--config_override=[1]", 'config_override: must be a JSON object, as in {"n_layer": 6}'),
