@@ -11,7 +11,7 @@ import transformers as hf
 from conftest import LINES
 
 from base.configurator import UserError
-from data.tokenizer import tokenizer_of_checkpoint
+from data.tokenizer import choose_tokenizer, tokenizer_of_checkpoint
 from hub import export, gguf_files
 from runs import checkpoint as checkpoints
 
@@ -155,6 +155,15 @@ def test_ids_are_those_of_transformers_whose_cut_is_ours_and_texts_come_back(pre
     for text in odd_strings(1000):
         assert ours.decode_bytes(ours.encode(text)) == text.encode()
         assert ours.encode(text) == theirs(text, split_special_tokens=True)["input_ids"]
+
+
+def test_a_text_is_prepared_in_the_tokens_of_a_file(tmp_path, helpers):
+    file = write(tmp_path / "model.gguf")
+    tokenizer = choose_tokenizer(str(file), [])
+    assert tokenizer.name == checkpoints.load(file)["data"]["tokenizer"]
+    assert tokenizer.decode_bytes(tokenizer.encode("the 12")) == b"the 12"
+    file.write_bytes(b"GGUF")
+    assert helpers.error_of(choose_tokenizer, str(file), []).startswith(f"{file}: no GGUF file, or damaged")
 
 
 def test_a_file_is_a_checkpoint_of_every_script_and_is_written_out_with_its_tokenizer(tmp_path, helpers):
