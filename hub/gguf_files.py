@@ -74,12 +74,9 @@ CONTROL = 3  # a token type: never made of text
 def read_gguf(file: Path) -> tuple[dict, dict[str, torch.Tensor], bytes]:
     """(what config.json would say, {transformers' name: float32 tensor}, tokenizer.json). Raises
     UserError, which names the field or the tensor."""
-    with one_line(INSTALL, ImportError):
-        import gguf
-    # whatever a damaged header makes of it
-    with one_line("no GGUF file, or damaged", Exception):
-        reader = gguf.GGUFReader(file)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
+    reader, fields = opened(file)
+    import gguf
+
     about = config_of(fields, reader.tensors)
     check_sizes(reader.tensors, file.stat().st_size)
     tensors = {}
@@ -97,6 +94,24 @@ def read_gguf(file: Path) -> tuple[dict, dict[str, torch.Tensor], bytes]:
     kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     print(f"{file}: " + ", ".join(f"{n} tensors of {kind}" for kind, n in kinds.most_common()))
     return about, tensors, tokenizer_of(fields)
+
+
+def opened(file: Path) -> tuple[Any, dict[str, Any]]:
+    """gguf's reader of a file, and {name of a field: its value}. Raises UserError."""
+    with one_line(INSTALL, ImportError):
+        import gguf
+    # whatever a damaged header makes of it
+    with one_line("no GGUF file, or damaged", Exception):
+        reader = gguf.GGUFReader(file)
+        return reader, {name: field.contents() for name, field in reader.fields.items()}
+
+
+def read_tokenizer(file: Path) -> bytes:
+    """The tokenizer.json of a file, without its tensors. Raises UserError, which names the file."""
+    try:
+        return tokenizer_of(opened(file)[1])
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
 
 
 def config_of(fields: dict[str, Any], tensors: list) -> dict:

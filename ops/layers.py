@@ -111,17 +111,18 @@ def scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """
     k = for_all_heads(k, q.shape[1])
     with torch.autocast(q.device.type, enabled=False):  # it would round them
-        product = at_least_float32(q) @ at_least_float32(k).mT * q.shape[-1] ** -0.5
+        product = at_least_float32(q) @ at_least_float32(k).mT
+        product *= q.shape[-1] ** -0.5  # in place: at (T, T) a copy takes as long as the product
     return masked(product, mask)
 
 
 def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """mask: None, bool (true where a query sees a key; else the score becomes -inf), or a float
-    that is added."""
+    """mask: None, bool (true where a query sees a key; else the score becomes -inf, in place), or a
+    float that is added."""
     if mask is None:
         return scores
     if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask, -torch.inf)
+        return scores.masked_fill_(~mask, -torch.inf)
     return scores + mask
 
 

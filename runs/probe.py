@@ -25,7 +25,7 @@ from runs.recorder import Seen, all_gates, names_of_gates, recording, some_rows
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 INDUCTION_ROWS = 4
 # what query_meters measures
-BY_QUERY = ("share", "to_sink", "effective")
+BY_QUERY = ("share", "to_sink", "effective", "entropy")
 # entries of the weights that the sink meter holds at once, at least a row's
 WEIGHTS_AT_ONCE = 1 << 22
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
@@ -35,9 +35,9 @@ TRAINING_LENGTH = 2048  # of each row, at most: the weights of more would take G
 @torch.no_grad()
 def probe(
     model: GPT, inputs: torch.Tensor, measure: Callable[[Seen], Any], dtype: str = "float32"
-) -> list:
+) -> tuple[list, torch.Tensor]:
     """Runs the model, which is in evaluation mode, on inputs (B, T) and calls measure(seen) after
-    each block. Returns the results by layer.
+    each block. Returns the results by layer, and the hidden states after the last norm (B, T, C).
 
     A gate that is in no block, but runs before one, is seen in that layer. The model is left
     without hooks. Raises UserError where an edit has given blocks another hidden state than (B, T,
@@ -67,8 +67,8 @@ def probe(
             # before FSDP's own, which lets go of the block's weights
             stack.enter_context(block.register_forward_hook(of_block, prepend=True))
         stack.enter_context(autocast(inputs.device.type, dtype))
-        model.features(inputs)
-    return results
+        hidden, _ = model.features(inputs)
+    return results, hidden
 
 
 def to_json(x: torch.Tensor | list | float) -> Any:
@@ -162,7 +162,8 @@ def places_of(masks: dict[str, torch.Tensor], length: int) -> dict[str, list[int
 
 
 def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
-    """What the queries 1..T-1 get from token 0, as docs/meters.md defines it: numbers per head.
+    """What the queries 1..T-1 get from token 0, and the entropy of their weights in nats, as
+    docs/meters.md defines them: means over the queries, per head.
 
     masks: {kind: (B, T) bool}, the queries that are measured apart; their gates, too. Without
     weights every number is None.
@@ -217,13 +218,23 @@ def weights_of(seen: Seen) -> torch.Tensor:
         raise UserError(
             f"{type(seen.mixer).__name__}: its readout is its own, so explicit_weights must be, too"
         )
+    weights = seen.mixer.explicit_weights(seen.projection)
+    if seen.mixer.norm_kind != "denominator":  # a division by one would copy them
+        return weights
     _, denominator = readout_of(seen)
-    return seen.mixer.explicit_weights(seen.projection) / denominator.transpose(1, 2)
+    return weights / denominator.transpose(1, 2)
+
+
+def sizes_of_weights(seen: Seen) -> torch.Tensor:
+    """(B, H, T, T): the absolute values of weights_of, which are not copied where none has a
+    sign."""
+    weights = weights_of(seen)
+    return weights if seen.mixer.has_positive_weights else weights.abs()
 
 
 def query_meters(seen: Seen) -> dict[str, torch.Tensor]:
-    """What each query gets from token 0: {name of BY_QUERY: (B, H, T)}."""
-    size = weights_of(seen).abs()  # (B, H, T, T)
+    """What each query gets from token 0, and how widely it looks: {name of BY_QUERY: (B, H, T)}."""
+    size = sizes_of_weights(seen)  # (B, H, T, T)
     value = values_of(seen)[:, :1]  # (B, 1, H, D)
     # with a weight of one on token 0
     written = written_by_heads(seen, readout_factor(seen) * value)
@@ -231,11 +242,21 @@ def query_meters(seen: Seen) -> dict[str, torch.Tensor]:
     to_sink = torch.full_like(total, math.nan)
     if seen.projection.sink is not None:  # softmax weights and the sink's sum to one
         to_sink = 1 - total
+    whole = (total + to_sink.nan_to_num()).clamp(min=1e-30)
     return {
-        "share": size[..., 0] / (total + to_sink.nan_to_num()).clamp(min=1e-30),
+        "share": size[..., 0] / whole,
         "to_sink": to_sink,
         "effective": size[..., 0] * written,
+        "entropy": entropy_of(size, total, whole) + torch.special.entr(to_sink).nan_to_num(),
     }
+
+
+def entropy_of(size: torch.Tensor, total: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """(B, H, T), in nats: -sum_j a_ij ln a_ij of the shares a_ij = size_ij / whole_i, where size is
+    (B, H, T, T), total its sum over j, and whole (B, H, T)."""
+    # a head at a time stays in the processor's cache
+    by_head = [torch.special.entr(of_head).sum(-1) for of_head in size.unbind(1)]
+    return (torch.stack(by_head, 1) + total * whole.log()) / whole
 
 
 def written_by_heads(seen: Seen, o: torch.Tensor) -> torch.Tensor:
@@ -301,19 +322,19 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
             return [None] * seen.mixer.n_head
         shares = []
         for i in range(INDUCTION_ROWS):  # the weights of one row at a time
-            weights = weights_of(some_rows(seen, slice(i, i + 1))).abs()  # (1, H, 2 half, 2 half)
-            share = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
-            shares.append(share.diagonal(1 - half, 2, 3)[..., 1:])  # queries half, half + 1, ...
+            size = sizes_of_weights(some_rows(seen, slice(i, i + 1)))  # (1, H, 2 half, 2 half)
+            followed = size.diagonal(1 - half, 2, 3)[..., 1:]  # queries half, half + 1, ...
+            shares.append(followed / size[:, :, half:].sum(-1).clamp(min=1e-30))
         return to_json(torch.cat(shares).mean((0, 2)))
 
-    return probe(model, rows, measure, dtype)
+    return probe(model, rows, measure, dtype)[0]
 
 
 def layer_meters(
     model: GPT, inputs: torch.Tensor, masks: dict[str, torch.Tensor], dtype: str
-) -> list[dict]:
-    """[{meter: its numbers}], one dict per layer; inputs (B, T), masks as query_masks gives them.
-    Raises UserError for rows of one token."""
+) -> tuple[list[dict], torch.Tensor]:
+    """([{meter: its numbers}], one dict per layer; the hidden states after the last norm (B, T,
+    C)); inputs (B, T), masks as query_masks gives them. Raises UserError for rows of one token."""
     if inputs.shape[1] < 2:
         raise UserError("meters: rows of one token have no other to look at; use --meters=false")
 
@@ -335,26 +356,27 @@ def layer_meters(
             "residual": residual,
         }
 
-    layers = probe(model, inputs, measure, dtype)
+    layers, hidden = probe(model, inputs, measure, dtype)
     inductions = induction_meters(model, inputs, dtype)
     names = [name for name, _ in model.config.layers()]
     for layer, name, induction in zip(layers, names, inductions, strict=True):
         layer["mixer"] = name
         layer["induction"] = induction
-    return layers
+    return layers, hidden
 
 
 @torch.no_grad()
 def losses_by_kind(
-    model: GPT, inputs: torch.Tensor, targets: torch.Tensor, masks: dict, dtype: str
+    model: GPT, hidden: torch.Tensor, targets: torch.Tensor, masks: dict, dtype: str
 ) -> dict:
-    """{kind: nats a label, of the labels at its queries}; None where it has none."""
+    """{kind: nats a label, of the labels at its queries}, of the hidden states (B, T, C) that
+    layer_meters returns; None where it has none."""
     losses = {}
-    with autocast(inputs.device.type, dtype):
+    with autocast(hidden.device.type, dtype):
         for name, mask in masks.items():
             labels = targets.masked_fill(~mask, IGNORE)
-            has_labels = (labels != IGNORE).any()
-            loss = model(inputs, labels).item() if has_labels else math.nan
+            n = (labels != IGNORE).sum()
+            loss = (model.loss(hidden, labels) / n).item() if n else math.nan
             losses[name] = loss if math.isfinite(loss) else None
     return losses
 
@@ -373,8 +395,9 @@ def training_meters(model: GPT, dataset: Dataset, block_size: int, dtype: str) -
     masks = query_masks(inputs, dataset.kinds)
     was_training = model.training
     model.eval()
-    meters = summary(layer_meters(model, inputs, masks, dtype), inputs.shape[1])
-    for name, loss in losses_by_kind(model, inputs, targets, masks, dtype).items():
+    layers, hidden = layer_meters(model, inputs, masks, dtype)
+    meters = summary(layers, inputs.shape[1])
+    for name, loss in losses_by_kind(model, hidden, targets, masks, dtype).items():
         meters["kinds"][name]["loss"] = loss
     model.train(was_training)
     return meters
@@ -396,6 +419,7 @@ def summary(layers: list[dict], T: int) -> dict:
         "to_sink": mean_of(sinks, "to_sink"),
         "sink_baseline": to_json(baseline(T)),
         "effective_sink": mean_of(sinks, "effective"),
+        "entropy": mean_of(sinks, "entropy"),
         "value_norm": mean_of(sinks, "value_norm"),
         "branch": [layer["branch"] for layer in layers],
         "max_activation": maximum(at["max"] for at in residuals),

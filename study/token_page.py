@@ -30,7 +30,7 @@ from runs.recorder import Seen
 TEMPLATE = Path(__file__).with_suffix(".html")
 MOST_TOKENS = 256
 UNIT = 1 / 32767  # a weight is that many units
-# n tokens of a head take 4 / 3 n (n + 37) bytes: weights of 16 bits in base64, and as text the gate,
+# n tokens of a head take 4 / 3 n (n + 27) bytes: weights of 16 bits in base64, and as text the gate,
 # the sink, the effective sink and what the head writes
 MOST_BYTES = 2_800_000
 
@@ -54,18 +54,19 @@ def write_page(path: Path, text: str | None = None) -> Path:
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)
     is_text = dataset.kind == "stream"
     tokenizer = tokenizer_of(dataset) if is_text or dataset.alphabet is not None else None
+    first = [] if meters.get("first_id") is None else [meters["first_id"]]
     if text is None:
         inputs, _ = probe.first_rows(dataset, meters["split"], 1, model.config.block_size)
-        ids = inputs[0].tolist()
+        ids = [*first, *inputs[0].tolist()][: inputs.shape[1]]
     elif tokenizer is None:
         raise UserError(
             f"text={text!r}: the ids of {dataset.folder} stand for no text; leave --text out"
         )
     else:
-        ids = [*dataset.first_ids, *tokenizer.encode(text)][: model.config.block_size]
+        ids = [*(first or dataset.first_ids), *tokenizer.encode(text)][: model.config.block_size]
     heads = sum(block.mixer.n_head for block in model.blocks)
     n = min(len(ids), MOST_TOKENS)
-    while heads * 4 / 3 * n * (n + 37) > MOST_BYTES:
+    while heads * 4 / 3 * n * (n + 27) > MOST_BYTES:
         n -= 1
     ids = ids[:n]
     inputs = torch.tensor([ids], device=model.wte.weight.device)
@@ -75,9 +76,11 @@ def write_page(path: Path, text: str | None = None) -> Path:
         "is_text": is_text,
         "tokens": [word_of(tokenizer, i) for i in ids],
         "kinds": probe.places_of(probe.query_masks(inputs, dataset.kinds), n),
-        "layers": probe.probe(model, inputs, measure, meters["dtype"]),
+        "layers": probe.probe(model, inputs, measure, meters["dtype"])[0],
     }
-    data = json.dumps(page).replace("<", "\\u003c")  # a token may be </script>
+    data = json.dumps(page, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )  # a token may be </script>
     template = TEMPLATE.read_text(encoding="utf-8")
     # a browser runs the script of this nonce alone, and nothing that a file has brought in
     template = template.replace("{NONCE}", secrets.token_hex(16))

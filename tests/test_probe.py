@@ -87,8 +87,11 @@ def by_definition(mixer, x, stream, b, h, i):
     if "output" in mixer.gates:
         written = written * mixer.gates["output"].value(mixer.gates["output"].logits(x))[b, i, 0]
     to_sink = {} if p.sink is None else {"to_sink": 1 - weights[h].sum()}
+    shares = torch.cat([weights[h].abs(), *(value[None] for value in to_sink.values())])
+    shares = shares / shares.sum()
     return to_sink | {
-        "share": weights[h, 0].abs() / (weights[h].abs().sum() + to_sink.get("to_sink", 0)),
+        "share": shares[0],
+        "entropy": -sum(share * share.log() for share in shares if share > 0),
         "effective": (weights[h, 0] * written).norm() / stream[b, i].norm(),
     }
 
@@ -143,7 +146,7 @@ def test_kinds_of_query_are_measured_apart_and_position_0_is_in_none():
 def test_losses_by_kind_are_those_of_their_labels_and_their_mean_is_the_loss():
     model, targets = make_model(), TOKENS.roll(-1, 1)
     masks = probe.query_masks(TOKENS, {"low": list(range(10))}) | {"none": torch.zeros_like(TOKENS) > 0}
-    losses = probe.losses_by_kind(model, TOKENS, targets, masks, "float32")
+    losses = probe.losses_by_kind(model, model.features(TOKENS)[0], targets, masks, "float32")
     of_labels = torch.nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), targets.flatten(), reduction="none")
     assert losses.pop("none") is None
     assert losses == {name: pytest.approx(of_labels[masks[name].flatten()].mean().item(), rel=1e-3) for name in losses}
@@ -157,7 +160,7 @@ def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found(mon
     model, tokens = make_model(gate="elementwise"), TOKENS.where(TOKENS != 7, 6)
     tokens[2, 5] = 7
     model.wte.weight[7, 3] = -1000.0
-    layers, block, x = probe.layer_meters(model, tokens, {}, "float32"), model.blocks[0], model.wte(tokens)
+    (layers, _), block, x = probe.layer_meters(model, tokens, {}, "float32"), model.blocks[0], model.wte(tokens)
     added = block.mixer(block.norm_1(x))
     assert layers[0]["branch"] == pytest.approx((added.norm(dim=-1) / x.norm(dim=-1)).mean().item(), rel=1e-3)
     for found in (layer["residual"] for layer in layers):
@@ -172,6 +175,7 @@ def test_the_branch_is_what_a_mixer_adds_and_the_largest_activation_is_found(mon
 def test_the_induction_score_is_the_weight_on_what_followed_the_same_token():
     model = make_model(n_layer=3)
     half, (perfect, even, _) = T // 2, (block.mixer for block in model.blocks)
+    perfect.has_positive_weights = False
     followed, same = (torch.eye(T).roll(distance, 0) for distance in (half - 1, half))
     perfect.explicit_weights = lambda p: torch.stack([-2.0 * followed, same]).expand(len(p.q), H, T, T)
     even.explicit_weights = lambda p: torch.ones(len(p.q), H, T, T).tril()
@@ -184,7 +188,7 @@ def test_the_induction_score_is_the_weight_on_what_followed_the_same_token():
 @every_mixer
 def test_every_mixer_has_every_meter(name):
     model = make_model(attention=name, gate="native+elementwise+headwise@value")
-    layers = probe.layer_meters(model, TOKENS, {}, "float32")
+    layers, _ = probe.layer_meters(model, TOKENS, {}, "float32")
     assert json.loads(json.dumps(layers, allow_nan=False)) == layers
     assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
     kind = "proxy" if MIXERS[name].explicit_weights else "none"

@@ -187,5 +187,13 @@ def test_a_browser_shows_it_and_keys_and_choices_change_what_it_shows(width, tex
         weight = triangles(data, 1)[0, 3, :4].max()
         shown = page.inner_text("#row dd >> nth=0")
         assert float(shown.rstrip("%")) == pytest.approx(100 * weight, rel=6e-3)
+        page.select_option("#by", "entropy")
+        page.click("#heads rect >> nth=3")
+        assert page.url.endswith("#1.1.3") and "layer 1, head 1: " in page.inner_html("#heads rect >> nth=3")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert problems == [] and len(asked) == 1  # the file itself
+        page.goto("about:blank")
+        page.goto(f"file://{out / 'page.html'}")  # at the head that copies most
+        scores = [(score, i, head) for i in (0, 1) for head, score in enumerate(measured["layers"][i]["induction"])]
+        _, i, head = max(scores)
+        assert page.url.endswith(f"#{i}.{head}.{len(data['tokens']) - 1}")
