@@ -69,8 +69,11 @@ def copy(tmp_path_factory, mqar):
         Path("before.json").write_text('{"1": 1.1, "2": 1.2}', encoding="utf-8")
         Path("after.csv").write_text("seed,val_loss\n1,1.0\n2,1.1\n", encoding="utf-8")
         make_hub(Path("Qwen3-0.6B"))
-        write_gguf(Path("model.gguf"))
+        Path("out/smollm2").mkdir(parents=True)
+        for file in ("model.gguf", "out/smollm2/model.gguf"):
+            write_gguf(Path(file))
         text_prepare.main(["book.txt", "--tokenizer=Qwen3-0.6B", "--out_dir=data/qwen3"])
+        text_prepare.main(["book.txt", "--tokenizer=model.gguf", "--out_dir=data/smollm2"])
         yield
 
 
@@ -137,7 +140,7 @@ def run_script(script, words):
         shutil.rmtree(config.out_dir, ignore_errors=True)
         if config.init_from in ("resume", "auto"):  # a run to go on with
             run_script(script, [word for word in words if not word.startswith("--init_from=")])
-        if config.init_from == "Qwen3-0.6B":  # it has sizes of its own
+        if config.init_from.endswith((".gguf", "Qwen3-0.6B")):  # it has sizes of its own
             small = {name: value for name, value in small.items() if name not in GPTConfig.__dataclass_fields__}
     module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
     module.main([*words, *Helpers.words(**small)])

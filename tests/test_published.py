@@ -9,6 +9,7 @@ import published
 import pytest
 import torch
 from conftest import LINES, ROOT
+from test_gguf import write as write_gguf
 from test_huggingface import IDX, SIZES
 from transformers import AutoModelForCausalLM
 
@@ -63,14 +64,16 @@ def test_every_script_takes_the_folder_of_a_hub(work, helpers, capsys):
 
 def test_a_gate_on_a_published_model_is_the_recipe_of_its_config(work, helpers):
     make_hub(work / "Qwen3-0.6B")
-    for line in re.findall(r"^    python (.*)$", (ROOT / "config" / "late_gate_qwen.py").read_text(), re.M):
+    (work / "out" / "smollm2").mkdir(parents=True)
+    write_gguf(work / "out" / "smollm2" / "model.gguf")
+    for line in re.findall(r"^    python (.*)$", (ROOT / "config" / "late_gate.py").read_text(), re.M):
         script, *words = shlex.split(line)
         program = importlib.import_module(script.removesuffix(".py").replace("/", "."))
         program.main([*words, *SMALL.get(script, [])])
-    first, last = (helpers.metrics(work / "out" / "gated_qwen", "eval")[i]["val_loss"] for i in (0, -1))
-    plain = helpers.metrics(work / "out" / "plain_qwen", "eval")[0]["val_loss"]
+    first, last = (helpers.metrics(work / "out" / "late_gate", "eval")[i]["val_loss"] for i in (0, -1))
+    plain = helpers.metrics(work / "out" / "plain", "eval")[0]["val_loss"]
     assert first == plain and last < first
-    before, _, gated = json.loads((work / "out" / "gated_qwen" / "meters.json").read_text())["checkpoints"]
+    before, _, gated = json.loads((work / "out" / "late_gate" / "meters.json").read_text())["checkpoints"]
     assert (
         before["gate"] == "none" and gated["gate"] == "elementwise" and gated["losses"]["all"] < before["losses"]["all"]
     )
