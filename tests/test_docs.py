@@ -133,7 +133,7 @@ def run_script(script, words):
     paths = [path for word in words if word[:5] != "--out" for path in re.findall(r"out/[\w./]+", word)]
     paths += [f"{word}/meters.json" for word in words if "--html=true" in words and word[0] != "-"]
     for path in map(Path, paths):
-        make(path if path.suffix in (".pt", ".json") else path / "ckpt.pt")
+        make(path if path.suffix in (".pt", ".json", ".gguf") else path / "ckpt.pt")
     small = MORE.get(script, {})
     if script == "train.py":
         config = configurator.load(train.TrainConfig, words)
