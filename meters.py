@@ -38,7 +38,7 @@ class MetersConfig(ReadingKeys):
     )
 
 
-configurator.begin(__name__, MetersConfig, __doc__, positional=None)
+configurator.begin(__name__, MetersConfig, __doc__, positional="checkpoint")
 
 import json
 
@@ -68,7 +68,7 @@ COLUMNS = (
 
 
 def main(argv: list[str]) -> None:
-    config = configurator.load(MetersConfig, argv, positional=None)
+    config = configurator.load(MetersConfig, argv, positional="checkpoint")
     if not config.checkpoint:
         raise UserError("checkpoint=[]: give at least one, as in --checkpoint=out/best.pt")
     out = config.out or find_checkpoint(config.checkpoint[-1]).parent / "meters.json"

@@ -1,7 +1,8 @@
 """Draws text from a checkpoint, and prints each token as it is drawn:
 
     python sample.py --checkpoint=out/best.pt --start="def main("
-    python sample.py --start=FILE:prompt.txt        a prompt from a file (nanoGPT's spelling)
+    python sample.py out/gla --start=FILE:prompt.txt        a prompt from a file (nanoGPT's spelling)
+    python sample.py nanoGPT/out/ckpt.pt --tokenizer=char:input.txt
 
 A new token costs one step: softmax layers keep their keys and values, other mixers their state.
 Control characters that the model draws are printed escaped, as \\x1b, so that a terminal does not
@@ -21,6 +22,9 @@ class SampleConfig:
         "out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint
     )
     start: str = key("\n", "the prompt; FILE:path reads it from a file", at_least=0)
+    tokenizer: str | None = key(
+        None, "gpt2, byte, a folder, or char:FILE, a text's characters (None: the checkpoint's)"
+    )
     num_samples: int = key(3, "number of samples", at_least=1)
     max_new_tokens: int | None = key(
         None, "new tokens a sample (None: 500, or as many as it can add)", at_least=1
@@ -54,7 +58,7 @@ def main(argv: list[str]) -> None:
     config = configurator.load(SampleConfig, argv)
     model, checkpoint = load_model(config.checkpoint, pick_device(config.device))
     trained_on = checkpoint.get("data", {})
-    tokenizer = tokenizer_of_checkpoint(config.checkpoint, trained_on)
+    tokenizer = tokenizer_of_checkpoint(config.checkpoint, trained_on, config.tokenizer)
     prompt = config.start
     with one_line("start: is not UTF-8 text", UnicodeError):
         if prompt.startswith("FILE:"):

@@ -122,6 +122,7 @@ def report(error: BaseException) -> Any:
     return status
 
 
+CONFIGS = (".py", ".json")  # how a config file's name ends
 # 64 bits, and float32: the values go into tensors
 WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}
 # as JSON spells them, and as people do
@@ -259,15 +260,17 @@ def read_words(
 ) -> dict:
     """{key: value} of a command line, each checked by itself. --help prints every key and exits.
 
-    positional="config": words without dashes are config files. positional=NAME: they become the
-    items of that list key. positional=None: such words are refused.
+    positional="config": words without dashes are config files or, by their end, the checkpoint of a
+    script that has such a key. positional=NAME: they become the items of that list key.
+    positional=None: such words are refused.
     """
     if "--help" in argv or "-h" in argv:
         print(_help(config_class, positional, program, description), flush=True)
         raise SystemExit(0)
     # spelling is checked before files: the mistake in `--batch_size 4 config.py` is not that no
     # file is called 4
-    flags = [f"--{name}" for name, rule in rules_of(config_class).items() if rule.kind is bool]
+    rules = rules_of(config_class)
+    flags = [f"--{name}" for name, rule in rules.items() if rule.kind is bool]
     words, settings = [], []  # settings: (dict, where it is from), the later one wins
     words_left = iter(argv)
     for word in words_left:
@@ -275,6 +278,8 @@ def read_words(
         if word == "--config_override":  # as others write it, with a space
             word += "=" + next(words_left, "")
         name, equals, text = word.lstrip("-").partition("=")
+        if name == "out_dir" and name not in rules and "checkpoint" in rules:
+            name = "checkpoint"  # as of nanoGPT's sample.py
         if word.startswith("--") and equals and name:
             values = parse_json(text, name) if name == "config_override" else {name: text}
             if not isinstance(values, dict):
@@ -282,6 +287,8 @@ def read_words(
             settings.append((values, ""))
         elif word.startswith("-") or positional is None:
             raise UserError(f"{show(word)}: write --key=value")
+        elif positional == "config" and "checkpoint" in rules and not word.endswith(CONFIGS):
+            settings.append(({"checkpoint": word}, ""))
         else:
             words.append(word)
 
@@ -356,7 +363,7 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
     a JSON file: its object, or the keys in the config.json of a run. Raises UserError with file and
     line."""
     path = os.fspath(path)
-    if not path.endswith((".py", ".json")):
+    if not path.endswith(CONFIGS):
         raise UserError(f"{path!r}: a config file ends in .py or .json")
     find_path(path)
     content = read_regular(path, 1 << 20)

@@ -3,8 +3,8 @@ A gate on a published model that starts at the same function, trained on your te
 
     python data/text/prepare.py book.txt --tokenizer=out/smollm2/model.gguf --out_dir=data/smollm2
     python train.py config/late_gate.py
-    python train.py config/late_gate.py --gate=none --out_dir=out/late_none
-    python meters.py --checkpoint=out/smollm2/model.gguf,out/late_none,out/late_gate --dataset=data/smollm2 --block_size=512
+    python train.py config/late_gate.py --gate=none --out_dir=out/twin
+    python meters.py --checkpoint=out/smollm2/model.gguf,out/twin,out/late_gate --dataset=data/smollm2 --block_size=512
     python plot.py out/late_gate out/late_gate/meters.json
 
 The third line trains as long without a gate, since training on a text lowers its loss in any case. meters.py prints the

@@ -38,9 +38,21 @@ CHOICES = (
 )
 
 
-def tokenizer_of_checkpoint(path: Path | str, data: dict) -> Any:
-    """The tokenizer that a model was trained with. data: what its checkpoint keeps of the data
-    set."""
+def tokenizer_of_checkpoint(path: Path | str, data: dict, choice: str | None = None) -> Any:
+    """The tokenizer that a model was trained with. data: what its checkpoint keeps of the data set.
+    choice: one of CHOICES, or char:FILE, the characters of a text in their order, as nanoGPT's
+    data/shakespeare_char has them."""
+    if choice is not None and choice.startswith("char:"):
+        text = read_regular(choice.removeprefix("char:"), MOST_TOKENIZER)
+        with one_line(f"tokenizer {choice!r}: is not UTF-8 text", UnicodeError):
+            return AlphabetTokenizer("".join(sorted(set(text.decode()))), first_id=0)
+    if choice is not None:
+        return choose_tokenizer(choice, [])
+    if "tokenizer" not in data and "alphabet" not in data:
+        raise UserError(
+            f"{path}: does not say how text becomes tokens; add --tokenizer=gpt2, --tokenizer=byte or, "
+            "for characters, --tokenizer=char:input.txt"
+        )
     if "alphabet" in data:
         return AlphabetTokenizer(data["alphabet"])
     if "tokenizer_json" in data:
@@ -101,22 +113,25 @@ class Tokenizer:
 
 
 class AlphabetTokenizer(Tokenizer):
-    """Characters as the ids 1, 2, ...; 0 is <s>, which may begin a row and is decoded as
-    nothing."""
+    """Characters as the ids first_id, first_id + 1, ... Those of a data set begin at 1; 0 is <s>,
+    which may begin a row and is decoded as nothing."""
 
-    def __init__(self, alphabet: str):
+    def __init__(self, alphabet: str, first_id: int = 1):
         self.alphabet = alphabet
-        self.vocab_size = len(alphabet) + 1
+        self.first_id = first_id
+        self.vocab_size = first_id + len(alphabet)
 
     def encode_array(self, text: str) -> np.ndarray:
         """Raises UserError for a character that is not in the alphabet."""
         strange = sorted(set(text) - set(self.alphabet))
         if strange:
             raise UserError(f"{strange[0]!r} is not among the characters of the data")
-        return np.array([1 + self.alphabet.index(character) for character in text], np.int64)
+        ids = [self.alphabet.index(character) for character in text]
+        return np.array(ids, np.int64) + self.first_id
 
     def decode_bytes(self, ids: list[int]) -> bytes:
-        return "".join(self.alphabet[i - 1] for i in ids if i > 0).encode(errors="replace")
+        characters = [self.alphabet[i - self.first_id] for i in ids if i >= self.first_id]
+        return "".join(characters).encode(errors="replace")
 
 
 class ByteTokenizer(Tokenizer):

@@ -84,10 +84,16 @@ def load(path: Path | str, mapped: bool = False) -> dict:
             raise ValueError(wrong or "it has no model")
         json.dumps([checkpoint.get(name) for name in ("model_args", "data")], allow_nan=False)
     number = checkpoint.get("format")
-    if number != FORMAT:
+    if number is None and any(
+        name.endswith("transformer.wte.weight") for name in checkpoint["model"]
+    ):
+        from hub import huggingface  # nanoGPT's own ckpt.pt
+
+        checkpoint = huggingface.checkpoint_of(path)
+    elif number != FORMAT:
         raise UserError(
             f"{path}: its format is {show(number)}, and this version reads {FORMAT} alone: take "
-            "the version of the code that wrote it; hub/export.py --from_hf reads nanoGPT's"
+            "the version of the code that wrote it"
         )
     wrong = wrong_field(checkpoint, OF_A_RUN)
     if wrong:

@@ -27,6 +27,7 @@ import transformers as hf
 from conftest import LINES, ROOT
 from small_models import logits_of_pieces
 
+import sample
 from base.configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
@@ -182,7 +183,7 @@ def save_nanogpt(file, bias, **changed):
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_checkpoint_of_nanogpt_is_read_without_running_it(bias, helpers, tmp_path):
     theirs = save_nanogpt(tmp_path / "ckpt.pt", bias)
-    assert "hub/export.py --from_hf reads nanoGPT's" in helpers.error_of(checkpoints.load, tmp_path)
+    torch.testing.assert_close(checkpoints.load_model(tmp_path)[0](IDX), theirs(IDX).logits, rtol=0, atol=1e-5)
     ours = imported(helpers, tmp_path / "ckpt.pt" if bias else tmp_path, tmp_path / "ours", block_size=50)
     assert ours.config.bias == bias
     assert_is_cut(ours, theirs)
@@ -195,6 +196,22 @@ def test_a_checkpoint_of_nanogpt_is_read_without_running_it(bias, helpers, tmp_p
         damage()
         message = helpers.error_of(export.main, helpers.words(from_hf=tmp_path / "ckpt.pt", out_dir=tmp_path / "b"))
         assert words in message and str(tmp_path) in message
+
+
+def test_nanogpt_s_checkpoint_is_sampled_as_it_is_with_a_tokenizer_that_is_named(helpers, tmp_path, capsys):
+    file, text = tmp_path / "ckpt.pt", tmp_path / "input.txt"
+    save_nanogpt(file, True)
+    text.write_text("".join(map(chr, range(32, 332))))  # 300 characters
+    words = helpers.words(num_samples=1, max_new_tokens=5, device="cpu", start="To be")
+    message = helpers.error_of(sample.main, [str(file), *words])
+    assert message.startswith(f"{file}: does not say how text becomes tokens; add --tokenizer=gpt2,")
+    assert message.endswith("--tokenizer=char:input.txt")
+    drawn = []
+    for way in ([str(file)], [f"--out_dir={tmp_path}"], [f"--checkpoint={file}"]):
+        capsys.readouterr()
+        sample.main([*way, *words, f"--tokenizer=char:{text}"])
+        drawn.append(capsys.readouterr().out)
+    assert drawn[0].startswith("To be") and len(drawn[0].split("\n")[0]) == 10 and len(set(drawn)) == 1
 
 
 def theirs_of(about):

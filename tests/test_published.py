@@ -71,7 +71,7 @@ def test_a_gate_on_a_published_model_is_the_recipe_of_its_config(work, helpers):
         program = importlib.import_module(script.removesuffix(".py").replace("/", "."))
         program.main([*words, *SMALL.get(script, [])])
     first, last = (helpers.metrics(work / "out" / "late_gate", "eval")[i]["val_loss"] for i in (0, -1))
-    plain = helpers.metrics(work / "out" / "late_none", "eval")[0]["val_loss"]
+    plain = helpers.metrics(work / "out" / "twin", "eval")[0]["val_loss"]
     assert first == plain and last < first
     before, _, gated = json.loads((work / "out" / "late_gate" / "meters.json").read_text())["checkpoints"]
     assert (
