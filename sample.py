@@ -21,7 +21,7 @@ class SampleConfig:
     checkpoint: str = key(
         "out/best.pt", "a checkpoint, or an out_dir (its ckpt.pt)", find=find_checkpoint
     )
-    start: str = key("\n", "the prompt; FILE:path reads it from a file", at_least=0)
+    start: str = key("\n", "the prompt; FILE:path reads it from a file; empty: none", at_least=0)
     tokenizer: str | None = key(
         None, "gpt2, byte, a folder, or char:FILE, a text's characters (None: the checkpoint's)"
     )
@@ -64,8 +64,9 @@ def main(argv: list[str]) -> None:
         if prompt.startswith("FILE:"):
             prompt = read_regular(prompt.removeprefix("FILE:"), 1 << 24).decode()
         ids = tokenizer.encode(prompt)
-    # what each row of its training began with, as <s>, stands before the prompt
-    ids = [*trained_on.get("first_ids", []), *ids]
+    # what each row of its training began with, as <s>, stands before the prompt; an empty one is the
+    # end of a text before
+    ids = [*trained_on.get("first_ids", []), *ids] or [tokenizer.end_of_text]
     idx = torch.tensor([ids], dtype=torch.long, device=model.wte.weight.device)
     most = most_new_tokens(model, idx.shape[1])
     # if not even one fits, stream raises with the reason

@@ -387,10 +387,14 @@ def tokens_per_step(run: Run) -> int:
 
 
 def mfu(run: Run, tokens_per_second: float) -> float:
-    """The model FLOPs utilisation: a step's FLOPs are three times those of its forward pass."""
+    """The model FLOPs utilisation."""
+    return tokens_per_second * flops_of_training(run) / (run.peak[0] * run.processes.world_size)
+
+
+def flops_of_training(run: Run) -> float:
+    """Of a token: three times those of its forward pass."""
     tokens: Any = run.dataset.tokens_per_example("train", run.config.block_size)  # a mean
-    flops = 3 * run.model.flops_per_token(tokens)
-    return tokens_per_second * flops / (run.peak[0] * run.processes.world_size)
+    return 3 * run.model.flops_per_token(tokens)
 
 
 # -- Evaluations and checkpoints -------------------------------------------------------------------
@@ -401,19 +405,35 @@ def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
     all). A signal ends it before its next batch, on all processes, and then the run."""
     config, model, processes = run.config, run.model, run.processes
     start = time.perf_counter()
-    with parallel.eager(model):
+    all_tokens = run.dataset.counts("val")["tokens"]
+    is_shown = processes.is_main and sys.stderr.isatty()
+    bar = tqdm(
+        desc="evaluating",
+        total=min(tokens or all_tokens, all_tokens) // processes.world_size,
+        unit="token",
+        unit_scale=True,
+        leave=False,
+        disable=not is_shown,
+    )
+    rows = evaluation_rows(config, run.dataset)
+
+    def before_batch():
+        processes.stop_if_signalled()
+        bar.update(rows * config.block_size)
+
+    with bar, parallel.eager(model):
         try:
             numbers = evaluate(
                 model,
                 run.dataset,
                 "val",
-                batch_size=evaluation_rows(config, run.dataset),
+                batch_size=rows,
                 block_size=config.block_size,
                 dtype=run.dtype,
                 tokens=tokens,
                 rank=processes.rank,
                 world_size=processes.world_size,
-                before_batch=processes.stop_if_signalled,
+                before_batch=before_batch,
             )
         except Stopped as stopped:
             exit_by_signal(run, stopped.number)
@@ -776,6 +796,13 @@ def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
     )
     peak, source = run.peak
     print(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {source}")
+    steps = config.max_iters - run.step
+    tokens = steps * tokens_per_step(run)
+    hours = tokens * flops_of_training(run) / (peak * processes.world_size) / 3600
+    advice = ""
+    if processes.device_type == "cpu" and hours > 1:
+        advice = "; config/pystdlib.py trains a small model in a minute"
+    print(f"steps: {steps:,}, {tokens:,} tokens; at that peak they take {hours:.2g} hours{advice}")
     resumes = start.resumed is not None
     for note in notes_on_keys(config, start.user_keys, resumes):
         print(note)

@@ -105,6 +105,8 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
 class Tokenizer:
     """What all have in common. A kind has encode_array, decode_bytes and vocab_size."""
 
+    end_of_text = 0  # the id from which a text without a prompt is drawn
+
     def encode(self, text: str) -> list[int]:
         return self.encode_array(text).tolist()
 
@@ -137,6 +139,7 @@ class AlphabetTokenizer(Tokenizer):
 class ByteTokenizer(Tokenizer):
     name = "byte"
     vocab_size = 256
+    end_of_text = ord("\n")
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
@@ -148,6 +151,7 @@ class ByteTokenizer(Tokenizer):
 class GPT2Tokenizer(Tokenizer):
     name = "gpt2"
     vocab_size = 50257
+    end_of_text = END_OF_TEXT
 
     def __init__(self):
         import tiktoken
