@@ -157,6 +157,12 @@ def test_ids_are_those_of_transformers_whose_cut_is_ours_and_texts_come_back(pre
         assert ours.encode(text) == theirs(text, split_special_tokens=True)["input_ids"]
 
 
+def test_a_text_begins_with_the_first_token_only_where_the_file_asks_for_it(tmp_path):
+    for asks, ids in ((False, []), (True, [0])):
+        file = write(tmp_path / f"{asks}.gguf", change=lambda writer, asks=asks: writer.add_add_bos_token(asks))
+        assert checkpoints.load(file)["data"]["first_ids"] == ids
+
+
 def test_a_file_is_a_checkpoint_of_every_script_and_is_written_out_with_its_tokenizer(tmp_path, helpers):
     file = write(tmp_path / "model.gguf")
     folder = tmp_path / "out"
