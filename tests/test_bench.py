@@ -163,6 +163,17 @@ def test_a_recipe_that_the_gate_run_would_measure_otherwise_is_refused(words, cp
     assert "against=None" in helpers.error_of(bench.main, ["train"])
 
 
+def test_a_step_of_the_gate_run_has_the_rates_that_train_py_gives_each_group(cpu, text, monkeypatch):
+    def note(side):
+        rates.update(group["lr"] for optimizer in side.optimizers for group in optimizer.param_groups)
+
+    rates = set()
+    monkeypatch.setattr(measure.Side, "__call__", note)
+    monkeypatch.setattr(gaterun, "RECIPES", {"mine": "config/gaterun.py --max_iters=1"})
+    gaterun.run_of(cpu, str(text), 0, "mine")
+    assert sorted(rates) == pytest.approx([12e-3 / 13, 1.5 * 12e-3 / 13])  # the first of 12 steps of warmup
+
+
 @pytest.mark.parametrize("name", ["softmax", "gated_deltanet"])
 def test_a_timed_call_of_decoding_makes_the_tokens_that_generate_makes(name, monkeypatch):
     model = measure.GPT(GPTConfig(n_layer=2, n_head=2, n_embd=16, vocab_size=64, block_size=32, attention=name))

@@ -25,6 +25,7 @@ from data.pystdlib import prepare as pystdlib
 from model import GPT, MIXERS, GPTConfig
 from speed import agreement, gpu, rows, scripts, steps
 from speed.config import BenchConfig
+from speed.measure import TINY
 
 EXPECTED = dict(re.findall(r"^\| `(.+?)` \| (.+) \|$", (ROOT / "docs" / "gpu.md").read_text(), re.M))
 
@@ -126,7 +127,10 @@ def test_the_scripts_are_run_and_a_run_that_was_stopped_ends_with_the_same_bits(
 def test_the_speeds_of_the_parts_are_there_for_both_sides_every_mixer_and_way_to_decode(cpu, monkeypatch):
     cpu.pairs = 6
     monkeypatch.setattr(steps, "RECURRENT", ("gla", "gated_deltanet"))
+    monkeypatch.setattr(steps, "peak_flops", lambda device, dtype: (1e12, ""))
     table = measured(cpu, "step", monkeypatch)
+    flops, row = 3 * GPT(GPTConfig(**TINY, block_size=32)).flops_per_token(), table["ours, plain"]
+    assert row["mfu"] == pytest.approx(flops * row["tokens_s"] / 1e12, rel=1e-3)
     sides = ("ours", "nanoGPT", "ours, Muon", "ours, elementwise gate")
     assert {f"{side}, {how}" for side in sides for how in ("plain", "compiled")} < {*table}
     assert table["nanoGPT, plain / ours, plain"]["ratio"] > 0
@@ -212,6 +216,12 @@ def test_what_has_no_time_left_is_skipped(cpu, fakes):
     fakes("profile,mixers", seconds=gpu.LEAST - 1)
     assert {row["outcome"] for row in table_of(cpu, "parts").values()} == {"skipped: no time left"}
     assert not table_of(cpu, "profile")
+
+
+def test_a_part_is_stopped_where_the_time_of_the_call_is_over(cpu, fakes, monkeypatch):
+    monkeypatch.setattr(gpu, "LEAST", 0)
+    fakes("agreement", seconds=1)  # which waits for a part that is not there
+    assert table_of(cpu, "parts")["agreement"]["outcome"] == "stopped: ran past its limit"
 
 
 def test_a_call_that_is_stopped_keeps_what_it_has(cpu, fakes):

@@ -264,6 +264,11 @@ def test_seeds_that_were_added_without_a_declared_look_make_a_claim_exploratory(
     assert looked_at(12, planned=12)["flags"] == ["seeds 7 were planned and are left out"]
 
 
+def test_seeds_that_one_arm_alone_was_planned_with_are_not_left_out():
+    arms = {"all": [{"planned_seeds": [0, 1, 2, 3]}], "few": [{"planned_seeds": [0, 1]}]}
+    assert claims.undeclared_looks(arms, {"seeds": [0, 1], "missing": []}) == []
+
+
 def test_the_claims_of_an_experiment_stand_in_one_figure(tmp_path, drawn):
     asked = {"it helps <more>": {"contrast": GAIN, "above": 0.05}}
     asked["later"] = {"contrast": GAIN, "above": 0, "of": ["log_steps", 0.4], "exploratory": True}

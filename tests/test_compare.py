@@ -64,7 +64,10 @@ def test_runs_without_seeds_are_two_groups_and_their_p_is_that_of_all_regrouping
     assert seen.startswith("inconclusive: ")
 
 
-@pytest.mark.parametrize("n, m, is_paired", [(1, 1, True), (5, 5, True), (1, 9, False), (3, 3, False)])
+FEW = [(1, 1, True), (5, 5, True), (1, 9, False), (3, 3, False), (3, 4, False)]
+
+
+@pytest.mark.parametrize("n, m, is_paired", FEW)
 def test_too_few_runs_could_not_be_decided_however_large_the_difference(n, m, is_paired, files, capsys):
     before, after = ({str(i): value + i / 1e6 for i in range(k)} for k, value in ((n, 3.0), (m, 1.0)))
     kind = "json" if is_paired else "list.json"

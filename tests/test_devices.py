@@ -176,6 +176,14 @@ def test_mfu_is_three_forward_passes_over_the_peak(run, text, helpers, capsys, m
         assert row["mfu"] == pytest.approx(row["tokens_per_second"] * 3 * flops / 2e9)
 
 
+def test_mfu_of_two_processes_is_over_the_peaks_of_both():
+    dataset, model = SimpleNamespace(tokens_per_example=lambda *args: 8), SimpleNamespace(flops_per_token=lambda T: 1e6)
+    about = dict(config=train.TrainConfig(), dataset=dataset, model=model, peak=(1e9, ""))
+    for n in (1, 2):
+        run = SimpleNamespace(processes=SimpleNamespace(world_size=n), **about)
+        assert train.mfu(run, 100.0) == pytest.approx(100 * 3 * 1e6 / (n * 1e9))
+
+
 def test_compile_auto_is_for_long_runs_on_a_gpu():
     for asked, device, steps, is_on in [
         ("true", "cpu", 1, True), ("false", "cuda", 9999, False), ("auto", "cpu", 9999, False),

@@ -23,7 +23,7 @@ from base.files import read_jsonl
 from base.rules import show
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
-from runs.checkpoint import load
+from runs.checkpoint import load, save
 from runs.hardware import usable_cores
 from study import runner
 from study.plan import steps_of
@@ -275,7 +275,14 @@ def test_a_branch_ends_with_the_bits_of_a_run_that_had_its_schedule_from_the_sta
     experiment.run_all(config, tmp_path)
     assert not started
     lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "rows.jsonl").write_text("".join(line for line in lines if '"arm": "decayed"' not in line))
+    others = "".join(line for line in lines if '"arm": "decayed"' not in line)
+    (tmp_path / "rows.jsonl").write_text(others)
+    shutil.rmtree(tmp_path / "decayed-seed0")
+    kept = tmp_path / "none-seed0" / "ckpt-3.pt"
+    save(kept, load(kept) | {"seconds": 1e6})
+    experiment.run_all(config, tmp_path)
+    assert rows_of(tmp_path)["decayed", 0]["seconds"] < 1e6  # without those before it began
+    (tmp_path / "rows.jsonl").write_text(others)
     for file in (tmp_path / "none-seed0").glob("ckpt-*.pt"):
         file.unlink()
     words = helpers.error_of(experiment.run_all, config, tmp_path)
@@ -329,6 +336,7 @@ WRONG = [
     (dict(branches={"elementwise": {"of": "none"}}), "branches: elementwise has no at"),
     (branch(at=3), "branches: branch: 'none' keeps no checkpoint of step 3: give it a keep_interval"),
     (branch(at=9, keep_interval=3), "branches: branch: 'none' keeps no checkpoint of step 9"),
+    (branch(at=4, keep_interval=3), "branches: branch: 'none' keeps no checkpoint of step 4"),
     (dict(rate_of={"none": "none"}, **CHOOSING), "rate_of='none': must be one of elementwise"),
     (dict(selection_iters=7, **CHOOSING), "arm 'none': selection_iters: must be at most max_iters=6"),
     (dict(claims={"helps": {"contrast": "gatd", "above": 0}}), "claims: helps: contrast='gatd'"),

@@ -54,6 +54,15 @@ def test_a_figure_of_two_runs_leaves_the_folder_around_them_free_for_the_default
     assert not files.claim(out, "run")  # raises where it holds what is not of a run
 
 
+def test_the_page_of_several_checkpoints_is_of_the_last(tmp_path, drawn):
+    sink = {"share": [0.5], "effective": [0.1], "value_norm": [1.0]}
+    layer = {"sink": sink, "residual": {"max": 1.0, "max_over_median": 2.0}, "gates": {}}
+    checkpoints = [{"attention": "gla", "gate": "none", "step": step, "layers": [layer]} for step in (1, 9)]
+    (tmp_path / "meters.json").write_text(json.dumps({"checkpoints": checkpoints}))
+    plot.main([str(tmp_path)])
+    assert drawn["page.png"].get_suptitle() == "gla, gate none, step 9: numbers by layer"
+
+
 def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, drawn):
     shown = {"weights": [[1.0, 0.0], [0.5, 0.5]], "queries": {}, "layer": 0, "head": 1}
     layers = [{"sink": {"share": [0.7, 0.75]}}]

@@ -168,6 +168,12 @@ def test_a_text_is_prepared_in_the_tokens_of_a_file(tmp_path, helpers):
     assert helpers.error_of(choose_tokenizer, str(file), []).startswith(f"{file}: no GGUF file, or damaged")
 
 
+def test_a_text_begins_with_the_first_token_only_where_the_file_asks_for_it(tmp_path):
+    for asks, ids in ((False, []), (True, [0])):
+        file = write(tmp_path / f"{asks}.gguf", change=lambda writer, asks=asks: writer.add_add_bos_token(asks))
+        assert checkpoints.load(file)["data"]["first_ids"] == ids
+
+
 def test_a_file_is_a_checkpoint_of_every_script_and_is_written_out_with_its_tokenizer(tmp_path, helpers):
     file = write(tmp_path / "model.gguf")
     folder = tmp_path / "out"

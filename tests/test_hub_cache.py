@@ -53,9 +53,17 @@ def test_a_model_in_the_cache_is_the_folder_that_it_is_a_copy_of(cache, folder):
 
 
 @pytest.mark.parametrize(
-    "name, line", [("owner/absent", "`hf download owner/absent"), ("a/b/c", "write hub:OWNER/NAME")]
+    "name, line",
+    [
+        ("owner/absent", "`hf download owner/absent"),
+        ("owner/name", "`hf download owner/name"),  # whose weights alone are not there
+        ("a/b/c", "write hub:OWNER/NAME"),
+    ],
 )
-def test_what_is_not_in_the_cache_and_cannot_be_fetched_is_one_line(name, line, cache, helpers, monkeypatch):
+def test_what_is_not_in_the_cache_and_cannot_be_fetched_is_one_line(name, line, cache, folder, helpers, monkeypatch):
+    (folder / "model.safetensors").unlink()
+    put(cache, folder)
+
     def no_network(self, name, **keys):
         raise ConnectionError("no network")
 

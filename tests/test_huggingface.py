@@ -34,6 +34,7 @@ from data.text import prepare as text_prepare
 from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint, train_bpe
 from hub import export, export_hf, families, tensors
 from hub.families import GATED as QWEN3_5
+from hub.text import copied_files
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs.hardware import autocast
@@ -560,6 +561,24 @@ def test_a_byte_level_tokenizer_gives_back_every_byte_and_is_found_beside_a_chec
     assert tokenizer_of_checkpoint(tokenizer_file.with_name("best.pt"), about).name == tokenizer.name
     in_data = about | {"path": str(tokenizer_file.parent)}
     assert tokenizer_of_checkpoint(tmp_path, in_data).name == tokenizer.name
+
+
+def test_the_one_of_a_norm_is_added_with_all_digits_of_its_bfloat16_weight():
+    weight = torch.full((3,), 2.0**-12, dtype=torch.bfloat16)
+    assert tensors.to_ours("norm.weight", weight, None, QWEN3_5).tolist() == [1 + 2.0**-12] * 3
+
+
+def test_a_tokenizer_that_has_taken_the_place_of_training_s_is_not_exported(tokenizer_file, tmp_path):
+    for name, is_copied in ((FileTokenizer(tokenizer_file).name, True), ("tokenizer.json 0123", False)):
+        data = {"path": str(tokenizer_file.parent), "tokenizer": name}
+        assert ("tokenizer.json" in copied_files(tmp_path / "ckpt.pt", data)) == is_copied
+
+
+def test_ids_with_a_gap_end_with_the_largest(tmp_path):
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 7}, merges=[]))
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert FileTokenizer(tmp_path / "tokenizer.json").vocab_size == 8
 
 
 def test_a_tokenizer_of_pieces_falls_back_to_bytes(tmp_path):

@@ -86,6 +86,14 @@ def test_a_gate_and_a_branch_scale_are_factors_on_what_the_output_projection_get
     torch.testing.assert_close(gated(x), o.flatten(2) @ ungated.out_proj.weight.T, **CLOSE)
 
 
+@pytest.mark.parametrize("name, position, path", [("gated_deltanet2", "key", "erase"), ("mamba2", "value", "skip")])
+def test_a_gate_on_keys_or_values_is_on_both_of_their_paths(name, position, path):
+    mixer, x = make_mixer(name, f"elementwise@{position}"), random_x()
+    ungated, gated = mixer.project(x, None, 0), mixer.gated_projection(x)
+    expected = mixer.gates[position](getattr(ungated, path), x)
+    torch.testing.assert_close(getattr(gated, path), expected, **CLOSE)
+
+
 @every_mixer
 @pytest.mark.parametrize("readout_norm", ["none", "published"])
 def test_with_one_token_a_value_gate_is_a_readout_gate(name, readout_norm):
@@ -305,9 +313,11 @@ def test_parameters_start_as_promised_and_layers_with_weights_of_their_own(name)
     if name in ("mamba2", "gated_deltanet", "deltaproduct"):
         A, dt = start[mixer + "A_log"].exp(), F.softplus(start[mixer + "dt_bias"])
         assert A.min() >= (1.0 if name == "mamba2" else 0.01) and A.max() <= 16 and 4 < A.mean() < 12
-        many = GPT(make_config(attention=name, n_layer=1, n_embd=512, n_head=256)).blocks[0].mixer.A_log.exp()
+        wide = GPT(make_config(attention=name, n_layer=1, n_embd=512, n_head=256)).blocks[0].mixer
+        many = wide.A_log.exp()
         assert (many.min() < 1.0) == (name != "mamba2") and many.max() > 15.5
         assert dt.min() >= 0.00099 and dt.max() <= 0.101
+        assert F.softplus(wide.dt_bias).min() < 0.0015 and F.softplus(wide.dt_bias).max() > 0.07
         assert abs(start[mixer + "conv.weight"]).max() <= 0.5
     if name == "mamba3":
         assert all((start[mixer + key] == 1).all() for key in ("D", "kq_bias"))
@@ -388,6 +398,7 @@ WITH_EFFECT = [
     dict(attention="gla", gate="headwise@query", gate_activation="add_silu"),
     dict(attention="gated_deltanet", gate="headwise@key", gate_input="static"),
     dict(attention="mamba2", gate="headwise", norm_first=False),
+    dict(attention="mamba2", gate="scalar@query"),
     dict(attention="gla,cosformer", gate="elementwise", norm_first=False),
 ]
 
@@ -463,13 +474,17 @@ def test_keys_of_an_older_version_are_the_classes_of_now_or_are_refused_with_the
     assert keys_of_today({"attention": "kda,softmax", "native_bias": True}) == {"attention": "kda_fla,softmax"}
     sizes = dict(n_head=4, head_dim=8, delta_key_heads=2, delta_value_dim=16)
     assert keys_of_today(sizes) == dict(n_head=4, head_dim=8, delta_sizes=[2, 4, 8, 16])
+    sizes = dict(n_head=4, head_dim=8, delta_heads=8)
+    assert keys_of_today(sizes)["delta_sizes"] == [8, 8, 8, 8]
     assert keys_of_today(old | {"sink": "head", "attention": "softmax, gla"})["attention"] == "sink_head,gla"
     for key, name in (
         ("fox", {"forget_gate": True}),
+        ("softcap", {"attention_softcap": 50.0}),
         ("qwen2", {"qkv_bias": True}),
         ("qwen3_next", {"rope_fraction": 0.25}),
     ):
         assert keys_of_today(old | name)["attention"] == key
+    assert MIXERS["softcap"].cap == 50.0
     gone = dict(memory_check=True, eval_batch_size=64, lr_decay_iters=None)
     assert keys_of_today(gone | dict(decay_lr=False, new_lr_scale=1.0, gate_lr_scale=2.0)) == {
         "schedule": "constant",

@@ -184,6 +184,11 @@ def test_tests_packages_tables_generated_files_and_near_duplicates_are_left_out(
     assert sorted(found["train"] + found["val"]) == sorted(text.encode() for text in kept.values())
 
 
+def test_a_file_of_which_half_stands_in_others_is_kept_and_one_of_which_more_does_is_not():
+    texts = {"a.py": "abcde", "half.py": "abcdz", "more.py": "abcdez"}  # lines of one letter
+    assert list(pystdlib.clean({path: "\n".join(text) for path, text in texts.items()})) == ["a.py", "half.py"]
+
+
 def test_validation_is_whole_packages_the_same_for_every_seed_which_orders_the_training_files(library):
     sources = {f"m{i:02}.py": code(f"m{i}", 10) for i in range(40)}
     sources |= {f"package/{name}.py": code(name, 10) for name in "abc"} | {"large.py": code("large", 90)}

@@ -240,6 +240,18 @@ def test_pruning_above_every_value_closes_all_and_at_0_changes_nothing(name):
     assert not torch.equal(pruned, before)
 
 
+def test_the_largest_activation_is_none_where_that_of_a_layer_is_not_finite():
+    assert probe.maximum([1.0, 2.0]) == 2.0 and probe.maximum([1.0, None]) is None
+
+
+@torch.no_grad()
+def test_a_gate_on_the_denominator_is_not_pruned():
+    model = make_model(attention="cosformer", gate="headwise@denominator")
+    before = model(TOKENS)
+    prune_gates(model, 1.01)
+    assert torch.equal(model(TOKENS), before)
+
+
 @torch.no_grad()
 def test_eight_bits_keep_what_they_can_say_and_lose_what_an_outlier_hides():
     model, x, other = make_model(), torch.zeros(1, C), torch.randn(1, C)

@@ -394,6 +394,13 @@ def test_before_the_first_evaluation_there_is_no_best_loss(run, keys, monkeypatc
     assert checkpoints.load(run("out", init_from="resume"))["best_val_loss"] < 5
 
 
+def test_a_run_that_goes_on_counts_the_seconds_from_before(run, helpers):
+    out = run("out", max_iters=4)
+    checkpoints.save(out / "ckpt.pt", checkpoints.load(out) | {"seconds": 2e6, "eval_seconds": 1e6})
+    (row,) = helpers.metrics(run("out", init_from="resume"), "end")
+    assert row["seconds"] > 2e6 and row["eval_seconds"] > 1e6
+
+
 def test_a_run_does_not_go_on_over_a_damaged_row_which_is_named_with_its_line(keys, helpers):
     out = helpers.train(**keys("out", max_iters=4))
     rows = (out / "metrics.jsonl").read_text()

@@ -128,6 +128,24 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(run, tmp_p
     assert helpers.equal(*(checkpoints.load(out)["model"] for out in (tmp_path / "out", whole)))
 
 
+def test_what_takes_a_name_is_on_the_disk_and_before_a_checkpoint_so_are_the_rows(run, tmp_path, monkeypatch):
+    fsync, replace, on_disk = os.fsync, os.replace, {}
+
+    def note(number):
+        fsync(number)
+        on_disk[os.fstat(number).st_ino] = os.fstat(number).st_size
+
+    def check(old, new):
+        rows = [tmp_path / "out" / "metrics.jsonl"] if Path(new).name == "ckpt.pt" else []
+        for file in (Path(old), *rows):
+            assert on_disk.get(file.stat().st_ino) == file.stat().st_size, file
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", check)
+    run("out")
+
+
 def test_a_shard_that_is_replaced_during_a_run_is_read_as_it_was(run, mqar, tmp_path, monkeypatch, helpers):
     whole, load, folder = run("whole"), train.load_batches, Path(shutil.copytree(mqar, tmp_path / "mqar"))
 

@@ -187,6 +187,7 @@ def test_top_p_keeps_the_fewest_ids_that_reach_it():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     assert drawn(logits, None, 0.79) == {0, 1} and drawn(logits, None, 0.81) == drawn(logits, 3, None) == {0, 1, 2}
     assert len(drawn(torch.zeros(4), None, 0.5)) == 2  # two of four equal ones reach one half exactly
+    assert drawn(logits, None, 1e-60) == {0}  # float32 rounds it to 0
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -211,6 +212,16 @@ def test_past_block_size_a_window_rolls_with_a_warning_and_a_recurrence_goes_on(
     assert len(printed) == 1
     with warnings.catch_warnings(action="error"):
         assert make_model(attention="gla").generate(idx, 2 * T).shape == (1, 3 + 2 * T)
+
+
+def test_a_model_with_more_ids_than_its_tokenizer_draws_text_alone(text, tmp_path, helpers, sampled):
+    out = helpers.train(text, tmp_path / "out", vocab_size=512, max_iters=1)
+    assert sampled(out, start="a", max_new_tokens=30, temperature=9)  # an id past 255 is no byte, and an error
+
+
+def test_a_window_wider_than_block_size_remembers_block_size_tokens():
+    state = make_model(window=str(2 * T)).init_state(length=3 * T)
+    assert {tensor.shape[2] for layer in state for tensor in layer.values()} == {T}
 
 
 @pytest.mark.parametrize("keys", [dict(attention="cosformer"), dict(position="learned")], ids=str)

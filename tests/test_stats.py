@@ -201,6 +201,7 @@ def test_the_area_under_a_curve_is_its_mean_height_up_to_the_horizon():
     assert curves.area(run_of(0.0, 0.5, 1.0)) == 0.5
     assert curves.area(run_of(0.0, 1.0, horizon=400)) == 0.875  # it stopped early, and stays at 1
     assert curves.area(run_of(0.5) | {"horizon": 0}) == 0.5
+    assert curves.area(run_of() | {"curve": [[300, 0.5], [400, 0.5]]}) == 0.5  # of a branch
     assert curves.area(run_of(0.0, 0.5, None, finite=False)) is curves.area(run_of(0.0, 0.5, finite=False)) is None
 
 

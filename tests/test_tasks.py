@@ -233,6 +233,7 @@ def test_a_label_of_mqar_is_what_its_key_was_shown_with(setting):
     assert not padded[:, :, : config.shift].any()
     assert examples.shape == (config.val_size, 2, length) and examples.dtype == np.uint16
     assert mqar.chance(config) == 1 / pairs
+    assert mqar.chance(mqar.Config(slices=["64/2", "64/16"])) == 2 / 18  # of all queries, and not of slices
     half = config.vocab_size // 2
     for tokens, labels in examples.astype(int):
         assert recalled(tokens.tolist(), 2 * pairs) == labels.tolist()

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import tiktoken
-from conftest import Helpers
+from conftest import ROOT, Helpers
 from pyarrow import parquet, table
 from tiktoken_ext.openai_public import r50k_pat_str
 
+from base.configurator import read_config_file
 from data import tokenizer
 from data.shards import open_dataset
 from data.wikitext103 import prepare
@@ -50,6 +51,15 @@ def test_words_are_what_stands_between_spaces_and_one_for_the_end_of_each_line(m
     monkeypatch.setitem(prepare.WORDS, "test", WORDS + LINES)
     published = run(tmp_path / "whole", made).meta["parameters"]["text"]["test"]["published_words"]
     assert published == WORDS + LINES
+    assert [prepare.describe(text, "test", "raw")["lines"] for text in (b" a\n b\n", b" a\n b")] == [2, 2]
+
+
+def test_the_configs_have_the_tokens_a_step_and_the_budgets_that_they_name():
+    base, larger = (read_config_file(ROOT / "config/wikitext103" / name) for name in ("base.py", "budget_3.8B.py"))
+    step = base["batch_size"] * base["gradient_accumulation_steps"] * base["block_size"]
+    assert step == 524_288
+    for keys, tokens in ((base, 0.6e9), (larger, 3.8e9)):
+        assert keys["max_iters"] * step == pytest.approx(tokens, rel=0.01)
 
 
 def test_copies_of_another_text_are_another_data_set(made, tmp_path):
