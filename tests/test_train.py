@@ -77,11 +77,11 @@ def test_two_steps_are_read_ahead_and_a_reader_ends_with_its_run(end, n_read, ru
     """What the reader raises is raised at its step."""
     load, loss, is_read = train.load_batches, train.micro_loss, [threading.Event() for _ in range(10)]
 
-    def reader(*args):
-        if end == "a bad shard" and args[-1] == 4:
+    def reader(*args, step, **keys):
+        if end == "a bad shard" and step == 4:
             raise UserError(end)
-        batches = load(*args)
-        is_read[args[-1]].set()
+        batches = load(*args, step=step, **keys)
+        is_read[step].set()
         return batches
 
     def wait(model, config, dtype, step, batch):
@@ -103,7 +103,7 @@ def test_two_steps_are_read_ahead_and_a_reader_ends_with_its_run(end, n_read, ru
 
 def test_dropout_is_drawn_anew_in_every_step(run, helpers, monkeypatch):
     load = train.load_batches  # the same rows again and again, and a rate that moves nothing: every step is the same
-    monkeypatch.setattr(train, "load_batches", lambda *args: load(*args[:-1], 0))
+    monkeypatch.setattr(train, "load_batches", lambda *args, step, **keys: load(*args, step=0, **keys))
     plain, dropped = (helpers.losses(run(f"{p}", dropout=p, learning_rate=1e-30)) for p in (0.0, 0.5))
     assert len(set(plain.values())) == 1 and len(set(dropped.values())) == 8
     config = train.TrainConfig(**helpers.tiny | dict(dropout=0.5, vocab_size=32))
@@ -164,7 +164,8 @@ def test_two_evaluations_above_the_threshold_end_a_run_and_best_is_the_lowest_lo
 def test_a_run_with_the_moments_of_a_trunk_goes_on_as_the_trunk_would(run, helpers, monkeypatch, optimizer):
     keys, load = dict(optimizer=optimizer, schedule="constant"), train.load_batches
     trunk, whole = run("trunk", max_iters=4, **keys), run("whole", **keys)
-    monkeypatch.setattr(train, "load_batches", lambda *args: load(*args[:-1], args[-1] + 4))  # the trunk's next ones
+    # the trunk's next ones
+    monkeypatch.setattr(train, "load_batches", lambda *args, step, **keys: load(*args, step=step + 4, **keys))
     branch = run("branch", init_from=trunk, keep_moments=True, warmup_iters=0, max_iters=4, **keys)
     ours, theirs = checkpoints.load(branch), checkpoints.load(whole)
     assert helpers.equal(ours["model"], theirs["model"]) and ours["iter_num"] == 4
