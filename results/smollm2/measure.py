@@ -5,7 +5,7 @@ Measures SmolLM2-135M-Instruct: its sinks and outliers, which sinks it needs, an
     python results/smollm2/measure.py published    # rows.jsonl: 16 rows of 1,024 tokens of each text, with BOS or not
     python results/smollm2/measure.py heads        # heads.jsonl: the loss if one head cannot see the first token
     python results/smollm2/measure.py arms         # arms.jsonl: the checkpoints of config/experiments/smollm2_gate.py
-    python results/smollm2/measure.py tables       # README.md's tables from these files
+    python results/smollm2/measure.py tables       # tables of these files, as Markdown, and layers.png
 
 Each adds the rows that its file lacks. All is computed in float32. Rows are spread evenly over a held-out text. An
 interval is Student's, of 95%, over rows.
@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
+import matplotlib.pyplot as plt
 from scipy import stats as scipy_stats
 
 from base import configurator
@@ -39,6 +40,7 @@ MODEL = "out/smollm2/exported"
 TEXTS = ("english", "python")
 BOS = 1  # the model's own
 ROWS = 16
+COLOURS = {"english": "#d97706", "python": "#0369a1"}
 OF_HEADS = ("share", "effective", "entropy")
 DEEP = slice(12, 30)  # the layers in which the first token is a sink
 ARMS = ("none", "elementwise x10", "elementwise", "headwise", "gates alone x10", "sink")
@@ -242,12 +244,40 @@ def tables():
             )
         print(f"| {name} | " + " | ".join(cells) + " |")
     print()
-    table_of_heads()
+    changes = table_of_heads()
+    draw_layers(rows, changes)
     if (HERE / "arms.jsonl").is_file():
         table_of_arms()
 
 
-def table_of_heads():
+def draw_layers(rows: list[dict], changes: dict[int, float]) -> None:
+    """layers.png: what each layer gives the first token, how large its stream is, and whether it needs the token."""
+    figure, axes = plt.subplots(3, 1, figsize=(5.5, 7), sharex=True, layout="constrained")
+    for text in TEXTS:
+        of_text = [row for row in rows if row["text"] == text and row["bos"]]
+        weight = [[sum(layer) / len(layer) for layer in row["share"]] for row in of_text]
+        for of_row in weight:
+            axes[0].plot([100 * x for x in of_row], color=COLOURS[text], alpha=0.15, linewidth=0.8)
+        means = [100 * sum(x) / len(x) for x in zip(*weight, strict=True)]
+        axes[0].plot(means, color=COLOURS[text], linewidth=2.5, label=text.capitalize())
+        largest = [sum(x) / len(x) for x in zip(*(row["max"] for row in of_text), strict=True)]
+        axes[1].semilogy(
+            largest, color=COLOURS[text], linewidth=2.5, linestyle="-" if text == TEXTS[0] else "--"
+        )
+    layers_closed = [i for i in changes if i != "all"]
+    axes[2].bar(layers_closed, [changes[i] for i in layers_closed], color="#666666")
+    axes[0].set_ylabel("weight on the first token, %")
+    axes[0].set_title("From layer 12 on, half of the attention goes to the first token")
+    axes[0].legend(loc="upper left")
+    axes[1].set_ylabel("largest activation")
+    axes[2].set_ylabel("rise of the loss, nats")
+    axes[2].set_title("... if no head of the layer can see that token", fontsize=10)
+    axes[2].set_xlabel("layer of SmolLM2-135M-Instruct")
+    figure.savefig(HERE / "layers.png", dpi=120)
+
+
+def table_of_heads() -> dict:
+    """Prints it, and returns {layer or "all": the change of the loss if none of its heads sees the first token}."""
     changes = {}
     for row in read_jsonl(HERE / "heads.jsonl"):
         loss = sum(row["losses"]) / len(row["losses"])
@@ -267,6 +297,7 @@ def table_of_heads():
         + ", ".join(f"{layer}: {change:+.3f}" for layer, change in whole_layers.items())
     )
     print()
+    return whole_layers
 
 
 def table_of_arms():
