@@ -7,8 +7,8 @@ Measures SmolLM2-135M-Instruct: its sinks and outliers, which sinks it needs, an
     python results/smollm2/measure.py arms         # arms.jsonl: the checkpoints of config/experiments/smollm2_gate.py
     python results/smollm2/measure.py tables       # tables of these files, as Markdown, and layers.png
 
-Each adds the rows that its file lacks. All is computed in float32, the 302 passes of `heads` in bfloat16. Rows are spread evenly over a held-out text. An
-interval is Student's, of 95%, over rows.
+Each adds the rows that its file lacks. All is computed in float32, the 302 passes of `heads` in bfloat16. Rows are
+spread evenly over a held-out text. An interval is Student's, of 95%, over rows.
 """
 
 import copy
