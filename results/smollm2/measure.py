@@ -268,7 +268,7 @@ def draw_layers(rows: list[dict], changes: dict[int, float]) -> None:
     layers_closed = [i for i in changes if i != "all"]
     axes[2].bar(layers_closed, [changes[i] for i in layers_closed], color="#666666")
     axes[0].set_ylabel("weight on the first token, %")
-    axes[0].set_title("From layer 12 on, half of the attention goes to the first token")
+    axes[0].set_title("From layer 12 on, half of the weight is on the first token", fontsize=11)
     axes[0].legend(loc="upper left")
     axes[1].set_ylabel("largest activation")
     axes[2].set_ylabel("rise of the loss, nats")
