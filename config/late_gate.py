@@ -9,7 +9,7 @@ A gate on a published model that starts at the same function, trained on your te
 
 The third line trains as long without a gate, since training on a text lowers its loss in any case. meters.py prints the
 loss and the sinks of the published model, of the model without a gate and of the gated one. A run of 250k tokens takes
-15 minutes on two CPU cores; what it did to the model's sinks is in results/README.md.
+15 minutes on two CPU cores; what it did to the model's sinks is in results/smollm2.
 
 A Qwen3 with such a gate is a Qwen3.5 to transformers, which loads the folder gated/:
 
