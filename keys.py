@@ -41,8 +41,9 @@ ELSEWHERE = {
     "delta_heads": "delta_sizes", "delta_key_heads": "delta_sizes", "delta_key_dim": "delta_sizes",
     "delta_value_dim": "delta_sizes",
     "n_positions": "block_size", "always_save_checkpoint": "what every evaluation does",
-    "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "three lines of Python (docs/reliability.md)",
-    "wandb_project": "three lines of Python (docs/reliability.md)", "backend": "chosen by the device",
+    "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "logger=wandb",
+    "wandb_project": "logger=wandb, and WANDB_PROJECT in the environment", "wandb_run_name": "out_dir",
+    "backend": "chosen by the device",
     "shards": "parallel=fsdp, with a shard on each process", "gather_dtype": "what dtype says",
     "checkpoint": "init_from=FILE to start from one; each is one file",
     "decay_lr": "schedule; decay_lr=False is schedule=constant", "lr_decay_iters": "max_iters",
@@ -440,8 +441,8 @@ class TrainConfig(GPTConfig):
     log_interval: int = key(10, "steps between lines of metrics.jsonl", at_least=1)
     logger: str = key(
         "jsonl",
-        "tensorboard: rows go to out_dir/tensorboard, too",
-        choices=("jsonl", "tensorboard"),
+        "where rows go, too (docs/scale.md, Watching)",
+        choices=("jsonl", "tensorboard", "wandb", "trackio"),
     )
     meters: bool = key(
         True, "measure gates, sinks and activations at every evaluation (docs/meters.md)"

@@ -83,7 +83,7 @@ class OutDir:
         files.claim(self.path, "run", self.config.overwrite)
         kept = [file.name for file in self.path.glob(KEPT)]
         names = ["config.json", METRICS, "ckpt.pt", "best.pt", *kept, *OF_OTHER_SCRIPTS]
-        files.check_inside(self.path, names, ["code", "tensorboard"])
+        files.check_inside(self.path, names, ["code", "tensorboard", "wandb"])
         self.lock = files.lock(self.path)
         # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt
         # alone
@@ -101,9 +101,9 @@ class OutDir:
         if first_step:
             self._read_kept_rows(first_step)
         # before anything is replaced: the library of one may be missing
+        starts = (self.config, first_step, self.kept, about["run_id"])
         if self.config.logger in LOGGERS:
-            logger = LOGGERS[self.config.logger]
-            self.loggers.append(logger(self.config, first_step, self.kept))
+            self.loggers.append(LOGGERS[self.config.logger](*starts))
         if ROOT != (self.path / "code").resolve():  # a run's copy of the code, which goes on
             for name in code_of_the_project():
                 copy_code(name, self.path / "code")
@@ -115,7 +115,7 @@ class OutDir:
                 (self.path / name).unlink(missing_ok=True)
         about |= {"command": sys.argv, "versions": versions()} | git_state()
         write_text(self.path / "config.json", json.dumps(about, indent=2))
-        self.metrics = JsonLines(self.config, first_step, self.kept)
+        self.metrics = JsonLines(*starts)
         self.loggers.append(self.metrics)
 
     def _read_kept_rows(self, first_step):

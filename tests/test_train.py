@@ -202,7 +202,7 @@ def test_a_run_writes_its_config_its_code_two_checkpoints_and_every_step_and_eva
 
 def test_a_logger_of_ones_own_gets_every_row_and_is_closed(run, helpers, monkeypatch):
     class Mine:
-        def __init__(self, config, first_step, kept):
+        def __init__(self, config, first_step, kept, run_id):
             made.append((config.out_dir, first_step, [row["step"] for row in kept]))
 
         def log(self, row):
