@@ -274,7 +274,7 @@ def main(argv: list[str]) -> None:
         figures += report.gain_curves(rows, out_dir / "gain.png")
         figures += report.claims_figure(records, out_dir / "claims.png", sides)
         question, _, design = question_of(argv).partition("\n\n")
-        first = [question, claims.verdicts(records), code_and_day(rows), design]
+        first: list = [question, claims.verdicts(records), code_and_day(rows), design]
         notes = remarks.splitlines()
         page = write_page(out_dir / "report.html", [*first, *figures, *said[:1], notes, *tables])
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))

@@ -38,9 +38,10 @@ def write_page(path: Path, parts: Iterable[str | list[str] | Table | Path]) -> P
             body.append(f'<img alt="{html.escape(part.stem)}" src="data:image/png;base64,{image}">')
         elif isinstance(part, Table):
             body.append(f"<pre>{html.escape(str(part))}</pre>")
-        elif isinstance(part, list) and part:
-            items = [f"<li>{html.escape(item)}</li>" for item in part]
-            body.append(f"<ul>{''.join(items)}</ul>")
+        elif isinstance(part, list):
+            if part:
+                items = [f"<li>{html.escape(item)}</li>" for item in part]
+                body.append(f"<ul>{''.join(items)}</ul>")
         elif part:  # its lines are as long as the window is wide
             body += [f"<p>{html.escape(paragraph)}</p>" for paragraph in part.split("\n\n")]
     title = html.escape(path.parent.resolve().name)

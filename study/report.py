@@ -306,6 +306,7 @@ def claims_figure(
             axes.text(1.01, -i, side, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
         axes.set_yticks(range(0, -len(names), -1), names, fontsize=8)
         axes.set(xlabel=unit, ylim=(-len(of_unit) + 0.4, 0.6))
+        axes.locator_params(axis="x", nbins=6)
         dress(axes)
     return [write(figure, path)]
 
