@@ -255,31 +255,37 @@ def main(argv: list[str]) -> None:
     choices = choose_rates(config, read_rows(out_dir))
     # a row may hold what no table can be made of
     with one_line(f"{out_dir / 'rows.jsonl'}: cannot be shown"):
-        records = [claims.record(claim) for claim in claims.judge_claims(config, rows, choices)]
+        judged = claims.judge_claims(config, rows, choices)
+        records = [claims.record(claim) for claim in judged]
         tables = [report.arms_table(config, rows)]
         if choices:
             tables.append(report.rates_table(config, choices))
         said: list = []
+        remarks = claims.remarks(records)
         if records:
-            remarks = claims.remarks(records)
             said = [claims.table(records), *([remarks] if remarks else [])]
             write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
         else:
             (out_dir / "claims.json").unlink(missing_ok=True)
         print("\n" + "\n\n".join(map(str, tables + said)) + "\n")
+        gated = {row["arm"] for row in rows if row["config"].get("gate", "none") != "none"}
+        sides = {claim["claim"]: report.gate_side(claim, gated) for claim in judged}
         figures = [report.figure(rows, out_dir)]
-        figures += report.claims_figure(records, out_dir / "claims.png")
-        about = [*question_of(argv), code_and_day(rows)]
-        page = write_page(out_dir / "report.html", [*about, *said, *figures, *tables])
+        figures += report.gain_curves(rows, out_dir / "gain.png")
+        figures += report.claims_figure(records, out_dir / "claims.png", sides)
+        question, _, design = question_of(argv).partition("\n\n")
+        first: list = [question, claims.verdicts(records), code_and_day(rows), design]
+        notes = remarks.splitlines()
+        page = write_page(out_dir / "report.html", [*first, *figures, *said[:1], notes, *tables])
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 
-def question_of(argv: list[str]) -> list[str]:
+def question_of(argv: list[str]) -> str:
     """What the last config file of the command line says at its top, if there is one."""
     files = [word for word in argv if not word.startswith("-")]
     if not files:
-        return []
-    return [ast.get_docstring(ast.parse(read_regular(files[-1], 1 << 20))) or files[-1]]
+        return ""
+    return ast.get_docstring(ast.parse(read_regular(files[-1], 1 << 20))) or files[-1]
 
 
 def code_and_day(rows: list[dict]) -> str:

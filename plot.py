@@ -31,12 +31,15 @@ class PlotConfig:
 
 configurator.begin(__name__, PlotConfig, __doc__, positional="folders")
 
+import itertools
+import math
 import os
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import PowerNorm
+from matplotlib.ticker import MaxNLocator
 
 from base.configurator import UserError
 from base.files import one_line, read_json, read_jsonl
@@ -77,7 +80,7 @@ def curves(folders: list[Path]) -> Path:
         metrics = read_jsonl(folder / "metrics.jsonl")
         lines[str(folder)] = losses_of(metrics, "eval", "val_loss")
     draw_lines(axes, lines)
-    axes.set(xlabel="step", ylabel="validation loss (nats a token)")
+    axes.set(xlabel="step", ylabel="validation loss (nats a token)   ← better")
     # beside it, in out/, the default run would find a foreign file
     return write(figure, folders[0] / "curves.png")
 
@@ -87,12 +90,12 @@ def losses_of(metrics: list[dict], event: str, name: str) -> list[tuple]:
 
 
 def draw_lines(axes: plt.Axes, lines: dict[str, list]) -> None:
-    """{label: [(x, y), ...]}, with a legend of up to 16 lines."""
+    """{label: [(x, y), ...]}, with a legend of up to eight lines."""
     for label, points in lines.items():
         if points:
             axes.plot(*zip(*points, strict=True), ".-", label=label)
-    if 0 < len(axes.lines) < 17:
-        axes.legend(fontsize="small")
+    if 0 < len(axes.lines) < 9:
+        axes.legend()
 
 
 # -- Attention maps --------------------------------------------------------------------------------
@@ -106,28 +109,64 @@ def maps(file: Path) -> Path | str:
     for meters in read_json(file)["checkpoints"]:
         for shown in meters["maps"][:1]:
             weights, gate = np.abs(shown["weights"]), np.array(shown["gate"])
-            title = "{attention}, gate {gate}\nlayer {layer}, head {head}"
-            panels.append((title.format(**shown | meters), weights, gate, shown))
+            title = "{attention}, gate {gate}\nlayer {layer}, head {head}".format(**shown | meters)
+            panels.append((f"{title}\n{on_first(weights, shown)}", weights, gate, shown))
             if gate.size:
-                panels.append(("weight times gate", weights * gate[:, None], gate[:0], shown))
+                passed = weights * gate[:, None]
+                title = f"weight times gate:\n{on_first(passed, shown)}"
+                panels.append((title, passed, gate[:0], shown))
     if not panels:
         return f"{file}: has no attention map, nothing to draw"
     norm = PowerNorm(0.5, 0, max(weights.max() for _, weights, _, _ in panels))
-    size = (4 * len(panels), 4)
-    figure, grid = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-    for axes, (title, weights, gate, shown) in zip(grid.flat, panels, strict=True):
+    # two in a line, and the scale in the last cell or behind them: a phone is narrow
+    columns = min(2, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    size = (2.9 * columns, 3.2 * lines)
+    figure, grid = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    for axes, (title, weights, gate, shown) in zip(grid.flat, panels, strict=False):
         image = axes.imshow(weights, cmap="cividis", norm=norm)
-        axes.set(xlabel="key (position)", ylabel="query (position)", title=title)
+        axes.set_xlabel("key (position)")
+        axes.set_title(title, fontsize=10)
         for kind, positions in shown["queries"].items():
-            axes.plot([-1] * len(positions), positions, ">", markersize=4, label=f"{kind}s")
-            axes.legend(labelcolor="white", frameon=False)
+            axes.plot(
+                [-1.5] * len(positions),
+                positions,
+                ">",
+                color="#D55E00",
+                markersize=4,
+                label=f"{kind}s",
+            )
         if gate.size:
             strip = axes.inset_axes((1.03, 0, 0.06, 1), sharey=axes)
             strip.imshow(gate[:, None], cmap="gray", vmin=0, vmax=1, aspect="auto")
             strip.axis("off")
             strip.set_title("gate", fontsize="small")
-    figure.colorbar(image, label="size of the weight (colours by its root)")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("query (position)")
+    label = "size of the weight\n(colours by its root)"
+    spare = grid.flat[len(panels) :]
+    for axes in spare:
+        axes.set_axis_off()
+        scale = axes.inset_axes((0.1, 0.3, 0.8, 0.06))
+        figure.colorbar(image, cax=scale, orientation="horizontal", label=label)
+    if not len(spare):
+        figure.colorbar(image, ax=grid, label=label)
+    handles, names = grid.flat[0].get_legend_handles_labels()
+    if names and len(spare):
+        spare[0].legend(handles, names, loc="center", frameon=False, fontsize=12)
+    elif names:
+        grid.flat[0].legend(labelcolor="white", frameon=False)
     return write(figure, file.with_name("maps.png"))
+
+
+def on_first(weights: np.ndarray, shown: dict) -> str:
+    """How much token 0 gets, in words: of the queries of no named kind, where there are kinds."""
+    named = {0, *itertools.chain(*shown["queries"].values())}
+    others = [i for i in range(len(weights)) if i not in named]
+    if not others:
+        return ""
+    when = " when idle" if shown["queries"] else ""
+    return f"token 0 gets {weights[others, 0].mean():.0%}{when}"
 
 
 # -- The page of a run -----------------------------------------------------------------------------
@@ -156,12 +195,36 @@ def page(folder: Path) -> Path:
     if not panels:
         words = "has no metrics.jsonl (a run), meters.json or rows.jsonl (an experiment), or they "
         raise UserError(f"{folder}: {words}hold nothing yet")
-    figure, grid = plt.subplots(2, 3, figsize=(14, 8))
-    for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
-        draw_lines(axes, lines)
+    columns = min(2, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure, grid = plt.subplots(
+        lines,
+        columns,
+        figsize=(4 * columns, 3.2 * lines + 0.4),
+        squeeze=False,
+        layout="constrained",
+    )
+    for axes, (panel, lines_of) in zip(grid.flat, panels.items(), strict=False):
+        draw_lines(axes, lines_of)
         axes.set_title(panel)
+        axes.set(xlabel="layer", ylabel=UNITS[panel])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if panel == "Loss by step":
+            axes.set_xlabel("step")
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
     figure.suptitle(title)
     return write(figure, folder / "page.png")
+
+
+UNITS = {
+    "Loss by step": "nats a token   ← better",
+    "Weight of each head on token 0": "share of the weight",
+    "Token 0": "of the weight, of the stream",
+    "Value norm of token 0": "over the median of the others",
+    "Gate": "mean value (1: open)",
+    "Residual stream": "size",
+}
 
 
 def numbers_of(layer: dict) -> dict[str, dict]:

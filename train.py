@@ -587,11 +587,11 @@ def finish(run: Run) -> None:
         print_end(run, row)
         if not row.get("whole", True):
             print(
-                f"  of {row['labels']:,} of {n_labels:,} labels: all take {seconds_of_whole:.1f} s, "
-                f"training took {seconds_of_training:.1f};"
+                f"  measured on {row['labels']:,} of {n_labels:,} labels; all of them take about "
+                f"{seconds_of_whole:.0f} s:"
             )
             print(
-                f"  python train.py --out_dir={config.out_dir} --init_from=resume --eval_whole=true reads them"
+                f"  python train.py --out_dir={config.out_dir} --init_from=resume --eval_whole=true"
             )
         sample = " on the sample" if was_sampled else ""
         best = f"validation loss {run.best_val_loss:.4f}{sample}"

@@ -447,6 +447,15 @@ tests of the experiment that were declared, and the effect or the band that 80% 
     return Table(title, header, [[one["name"], *cells_of(one)] for one in records])
 
 
+def verdicts(records: list[dict]) -> list[str]:
+    """A line per claim: its verdict, and its mean and interval in its unit."""
+    lines = []
+    for one in records:
+        verdict, mean, _, unit, *_ = cells_of(one)
+        lines.append(f"{one['name']}: {verdict}, {mean} {unit}")
+    return lines
+
+
 def cells_of(one: dict) -> list[str]:
     """The cells of a claim's line behind its name."""
     unit, n = one["unit"], str(len(one["seeds"]))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,50 +39,80 @@ def curve_panels(
     looks: dict[str, dict],
     path: Path,
     *,
+    title: str,
     ylabel: str = "",
     ylim: tuple = (None, None),
     sharey: bool = True,
+    zero: bool = False,
 ) -> Path:
     """Draws a panel per title: a thin line per seed and a thick one at their mean. Returns the
     path.
 
     A curve that ends before the others, as that of a run that has solved the task, keeps its last
     value. Where a curve has no finite value the mean has a gap: one of the others would look better
-    than the arm is.
+    than the arm is. A panel of more than eight arms is drawn as several, each with the first arm.
 
     panels: {title: {label: [curve of a seed, [(step, y), ...], ...]}}; looks: {label: matplotlib's
     keys of its lines}.
     """
-    columns = min(4, len(panels))
+    panels = parts_of(panels)
+    columns = min(2, len(panels))  # a phone is narrow
     lines = math.ceil(len(panels) / columns)
-    width, height = (7, 4.2) if len(panels) == 1 else (3.2, 2.7)
+    width, height = (6.6, 4.2) if len(panels) == 1 else (3.5, 2.7)
     figure, grid = plt.subplots(
         lines,
         columns,
-        figsize=(width * columns + 0.6, height * lines + 0.6),
+        figsize=(width * columns, height * lines + 1),
         squeeze=False,
         sharex=True,
         sharey=sharey,
+        layout="constrained",
     )
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, (title, curves_of) in zip(grid.flat, panels.items(), strict=False):
+    named = {}  # each label of the panels once
+    for axes, (name, curves_of) in zip(grid.flat, panels.items(), strict=False):
         for label, curves in curves_of.items():
             draw_curves(axes, curves, label, looks[label])
-        axes.set_title(title, fontsize=9)
-        axes.set_ylim(*ylim)
+        axes.set_title(name, fontsize=10)
+        if zero:
+            axes.axhline(0, color="0.3", linewidth=1)
         # the panels below and to the left may be none
         axes.tick_params(labelbottom=True, labelleft=True)
         dress(axes)
-    figure.supxlabel("step", fontsize=10)
-    figure.supylabel(ylabel, fontsize=10)
-    named = {}  # each label of the panels once
-    for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    place: dict = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, **place)
+    for axes in grid.flat[: len(panels)]:  # behind all curves: limits stop where they are set
+        axes.set_ylim(*ylim)
+    figure.suptitle(textwrap.fill(title, 32 * columns if columns > 1 else 60), fontsize=12)
+    for axes in grid[-1]:  # figure.supxlabel would be hidden by the legend
+        axes.set_xlabel("step (thin: a seed, thick: the mean)", fontsize=9)
+    figure.supylabel(ylabel, fontsize=10)
+    spare = grid.flat[len(panels) :]
+    for axes in spare:
+        axes.set_axis_off()
+    place: dict = {"frameon": False, "fontsize": 10}
+    if len(spare):
+        spare[0].legend(named.values(), named.keys(), loc="center", **place)
+    else:
+        place |= {"loc": "outside lower center", "ncols": min(len(named), 2 * columns)}
+        figure.legend(named.values(), named.keys(), **place)
     return write(figure, path)
+
+
+def parts_of(panels: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:
+    """The panels, those of more than eight arms in parts of at most eight, each with the first."""
+    parts = {}
+    for title, curves_of in panels.items():
+        first, *others = curves_of
+        if len(others) < 8:
+            parts[title] = curves_of
+            continue
+        n_parts = math.ceil(len(others) / 7)
+        size = math.ceil(len(others) / n_parts)
+        for i in range(n_parts):
+            shown = [first, *others[i * size : (i + 1) * size]]
+            name = f"{title} ({i + 1} of {n_parts})"
+            parts[name] = {label: curves_of[label] for label in shown}
+    return parts
 
 
 def draw_curves(axes: plt.Axes, curves: list[list[tuple]], label: str, look: dict) -> None:
@@ -89,10 +120,10 @@ def draw_curves(axes: plt.Axes, curves: list[list[tuple]], label: str, look: dic
     steps = sorted({step for step, _ in itertools.chain(*curves)})
     by_seed = []
     for curve in curves:
-        axes.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **look)
+        axes.plot(*zip(*curve, strict=True), linewidth=0.5, alpha=0.35, **look)
         by_seed.append([last_before(curve, step) for step in steps])
     means = np.array(by_seed, dtype=float).mean(axis=0)  # over (seeds, steps)
-    axes.plot(steps, means, linewidth=1.8, label=label, **look)
+    axes.plot(steps, means, linewidth=2.2, label=label, **look)
 
 
 def last_before(curve: list[tuple], step: float) -> float | None:
@@ -112,6 +143,6 @@ def write(figure: plt.Figure, path: Path) -> Path:
     if figure.get_layout_engine() is None:
         figure.tight_layout()
     # a legend may stand outside
-    write_whole(path, lambda file: figure.savefig(file, format="png", dpi=150, bbox_inches="tight"))
+    write_whole(path, lambda file: figure.savefig(file, format="png", dpi=120, bbox_inches="tight"))
     plt.close(figure)
     return path

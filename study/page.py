@@ -18,8 +18,8 @@ PAGE = """<!doctype html>
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
 img {{ max-width: 100%; display: block; margin: 1rem 0 }}
-pre {{ margin: 1.2rem 0 }} .text {{ font: inherit; white-space: pre-wrap; overflow-wrap: anywhere }}
-.table {{ font-size: 12px; overflow-x: auto }}
+p {{ max-width: 44rem; overflow-wrap: anywhere }} li {{ margin: .3rem 0 }} ul {{ padding-left: 1.2rem }}
+pre {{ margin: 1.2rem 0; font-size: 12px; overflow-x: auto }}
 </style></head><body>
 <h1>{title}</h1>
 {body}
@@ -27,8 +27,8 @@ pre {{ margin: 1.2rem 0 }} .text {{ font: inherit; white-space: pre-wrap; overfl
 """
 
 
-def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
-    """Writes texts, tables and figures as one page, which holds each image itself, and not a link.
+def write_page(path: Path, parts: Iterable[str | list[str] | Table | Path]) -> Path:
+    """Writes texts, lists of lines, tables and figures as one page, which holds each image itself, and not a link.
     Returns the path."""
     check_output(path, "report")
     body = []
@@ -36,9 +36,14 @@ def write_page(path: Path, parts: Iterable[str | Table | Path]) -> Path:
         if isinstance(part, Path):
             image = base64.b64encode(part.read_bytes()).decode()
             body.append(f'<img alt="{html.escape(part.stem)}" src="data:image/png;base64,{image}">')
-        else:
-            kind = "table" if isinstance(part, Table) else "text"
-            body.append(f'<pre class="{kind}">{html.escape(str(part))}</pre>')
+        elif isinstance(part, Table):
+            body.append(f"<pre>{html.escape(str(part))}</pre>")
+        elif isinstance(part, list):
+            if part:
+                items = [f"<li>{html.escape(item)}</li>" for item in part]
+                body.append(f"<ul>{''.join(items)}</ul>")
+        elif part:  # its lines are as long as the window is wide
+            body += [f"<p>{html.escape(paragraph)}</p>" for paragraph in part.split("\n\n")]
     title = html.escape(path.parent.resolve().name)
     write_text(path, PAGE.format(title=title, body="\n".join(body)))
     return path

@@ -8,18 +8,20 @@ the figure that needs no config.
 import collections
 import math
 import statistics
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
 from base.configurator import UserError
 from study import stats
+from study.curves import area, horizon_of
 from study.drawing import COLOURS, arm_looks, curve_panels, dress, write
 from study.rows import mixer_of, number, variant_of
 from study.table import Table
 
 # all that an experiment draws in its folder
-FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "claims.png")
+FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "gain.png", "claims.png")
 
 
 # -- Tables ----------------------------------------------------------------------------------------
@@ -79,16 +81,92 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed.
     Returns the path."""
     panels: dict = {}
+    sizes: dict = {}  # what decides who leads: a task that is solved ends a run
+    is_accuracy = rows[0]["metric"] == "accuracy"
     for row in rows:
-        arms = panels.setdefault(mixer_of(row), {})
-        arms.setdefault(variant_of(row), []).append(curve_of(row))
-    label = "validation loss (nats a token)"
-    limits = (None, None)
-    if rows[0]["metric"] == "accuracy":
-        label = "accuracy at the queries (%)"
-        limits = (0, 100)
+        mixer, variant = mixer_of(row), variant_of(row)
+        curve = curve_of(row)
+        panels.setdefault(mixer, {}).setdefault(variant, []).append(curve)
+        size = area(row) if is_accuracy else -curve[-1][1]
+        sizes.setdefault(mixer, {}).setdefault(variant, []).append(number(size))
+    label, limits = "validation loss (nats a token)   ← better", (None, None)
+    title = "The arm with the lowest mean loss at the end leads (no test)"
+    if is_accuracy:
+        label, limits = "accuracy at the queries (%)   better →", (0, 100)
+        title = "The arm with the largest mean area under its curves leads (no test)"
+    titled = {}
+    for mixer, arms in panels.items():
+        means = {arm: statistics.fmean(sizes[mixer][arm]) for arm in arms}
+        finite = [arm for arm in arms if math.isfinite(means[arm])]
+        name = mixer
+        if len(arms) > 1 and finite:
+            name = f"{mixer}: {max(finite, key=means.__getitem__)} leads"
+        titled[name] = none_first(arms)
     looks = arm_looks(sorted(map(variant_of, rows)))
-    return curve_panels(panels, looks, path, ylabel=label, ylim=limits)
+    return curve_panels(titled, looks, path, title=title, ylabel=label, ylim=limits)
+
+
+def ends_of(arms: dict[str, list]) -> dict[str, float]:
+    """{arm: the mean over its seeds of the last value}, of arms whose seeds are all finite."""
+    ends = {}
+    for arm, curves in arms.items():
+        end = statistics.fmean(curve[-1][1] for curve in curves)
+        if math.isfinite(end):
+            ends[arm] = end
+    return ends
+
+
+def none_first(arms: dict[str, list]) -> dict[str, list]:
+    """The arms, the one without a gate before all others."""
+    return {arm: arms[arm] for arm in sorted(arms, key=lambda arm: arm != "none")}
+
+
+PARTS = {
+    "all of the text": None,
+    "first eighth of the window": "near",
+    "second half of the window": "far",
+    "behind repeated strings": "repeated",
+    "elsewhere": "elsewhere",
+}
+
+
+def gain_curves(rows: list[dict], path: Path) -> list[Path]:
+    """Draws by how much each arm's loss is lower than that of its mixer's arm without a gate, of
+    the same seed and as many steps: a panel for each part of the text. Returns the path, or none
+    where the rows have no losses by part, or no such arm."""
+    rows = [row for row in rows if row["finite"] and row.get("loss_curve")]
+    without = {}
+    for row in rows:
+        if variant_of(row) == "none":
+            without[mixer_of(row), row["seed"], horizon_of(row)] = row
+    panels: dict = {}
+    for row in rows:
+        base = without.get((mixer_of(row), row["seed"], horizon_of(row)))
+        if base is None or variant_of(row) == "none":
+            continue
+        for title, part in PARTS.items():
+            ours, theirs = losses_of(row, part), losses_of(base, part)
+            curve = [(step, theirs[step] - ours[step]) for step in ours if step in theirs]
+            if curve:
+                panels.setdefault(title, {}).setdefault(row["arm"], []).append(curve)
+    if not panels:
+        return []
+    ends = ends_of(panels["all of the text"])
+    ahead = sum(end > 0 for end in ends.values())
+    title = (
+        f"At the end the loss is lower with the gate in {ahead} of {len(ends)} arms, by the mean"
+    )
+    label = "loss without minus loss with (nats a token)   gate better →"
+    looks = arm_looks(sorted(ends))
+    return [curve_panels(panels, looks, path, title=title, ylabel=label, zero=True)]
+
+
+def losses_of(row: dict, part: str | None) -> dict[int, float]:
+    """{step: the loss on a part of the text}, behind the first evaluation."""
+    if part is None:
+        return dict(curve_of(row))
+    losses = {point["step"]: point.get(part) for point in row["loss_curve"][1:]}
+    return {step: loss for step, loss in losses.items() if loss is not None}
 
 
 def curve_of(row: dict) -> list[tuple]:
@@ -110,7 +188,7 @@ def sink_curves(rows: list[dict], path: Path) -> Path:
     others are left out. Returns the path."""
     rows = [row for row in rows if row.get("sinks")]
     counts = collections.Counter(row["arm"] for row in rows)
-    panels: dict = {}
+    curves_of: dict = {}
     for row in rows:
         if counts[row["arm"]] < max(counts.values()):
             continue
@@ -120,63 +198,133 @@ def sink_curves(rows: list[dict], path: Path) -> Path:
                 if value is not None:
                     curves[name].append((point["step"], value))
         for name, curve in curves.items():
-            panels.setdefault(name, {}).setdefault(row["arm"], []).append(curve)
-    return curve_panels(panels, arm_looks(counts), path, sharey=False, ylim=(0, None))
+            curves_of.setdefault(name, {}).setdefault(row["arm"], []).append(curve)
+    panels = {name: none_first(curves_of[name]) for name in sorted(curves_of, key=order_of)}
+    title = "What the first token gets"
+    ends = {}
+    for name, arms in panels.items():
+        if name.startswith("effective sink"):
+            ends = ends_of(arms)
+            break
+    if len(ends) > 1:
+        least = min(ends, key=ends.__getitem__)
+        title = (
+            f"At the end the head writes least of the first token with {least}: {ends[least]:.3f} "
+        )
+        title += "of the residual stream"
+        if "none" in ends and least != "none":
+            title += f"; without a gate {ends['none']:.3f}"
+    shown = panels["value norm of token 0 / median"]
+    looks = arm_looks(sorted(shown))
+    return curve_panels(panels, looks, path, title=title, sharey=False, ylim=(0, None))
+
+
+def order_of(name: str) -> tuple:
+    """Where a panel of sinks stands: the weight first, gates last."""
+    kinds = ("weight", "effective", "value norm", "gate")
+    (place,) = [i for i, kind in enumerate(kinds) if name.startswith(kind)]
+    return place, name
 
 
 def sinks_of(point: dict) -> dict[str, float | None]:
-    """{name: number} of the sinks of a run at one step, by kind of query."""
-    numbers = {"value norm of token 0": point["value_norm"]}
+    """{name: number} of the sinks of a run at one step, by kind of query: of weights and effective
+    sinks at "other" queries alone, if there are any; at those of a named kind the head is at
+    work."""
+    numbers = {"value norm of token 0 / median": point["value_norm"]}
     for kind, meters in point.items():
         if kind in ("step", "value_norm"):
             continue
-        numbers[f"weight, {kind}"] = meters["share"]
-        numbers[f"effective sink, {kind}"] = meters["effective"]
-        numbers[f"loss, {kind}"] = meters["loss"]
+        if kind == "other" or "other" not in point:
+            numbers[f"weight on token 0, {kind} queries"] = meters["share"]
+            numbers[f"effective sink, {kind} queries"] = meters["effective"]
         for position, mean in meters["gate_mean"].items():
-            numbers[f"gate on {position}, {kind}"] = mean
+            numbers[f"gate on {position}, {kind} queries"] = mean
     return numbers
 
 
-def claims_figure(records: list[dict], path: Path) -> list[Path]:
-    """Draws the claims that have run, a panel per unit. Returns the path, or none where no claim
-    has."""
+# what is better: less of these, and more accuracy
+LESS_IS_BETTER = ("val_loss", "log_steps", "lost")
+SIDES = {
+    "supported": COLOURS[0],
+    "equivalent": COLOURS[0],
+    "passed": COLOURS[0],
+    "refuted": COLOURS[1],
+    "not supported": COLOURS[1],
+}
+
+
+def gate_side(claim: dict, gated: set[str]) -> str:
+    """Which side of a judged claim's line is the one where a gate is better: "gate better" with an
+    arrow, or nothing where the contrast is not of gated arms and ungated ones, or of no score."""
+    of = str(claim["of"][0])
+    is_more = of == "accuracy"
+    if not is_more and of not in LESS_IS_BETTER:
+        return ""
+    signs: dict[bool, set] = {True: set(), False: set()}
+    for arm, weight in claim["weights"].items():
+        signs[arm in gated].add(weight > 0)
+    if signs[True] == {is_more} and signs[False] == {not is_more}:
+        return "gate better →"
+    if signs[True] == {not is_more} and signs[False] == {is_more}:
+        return "← gate better"
+    return ""
+
+
+def claims_figure(
+    records: list[dict], path: Path, sides: dict[str, str] | None = None
+) -> list[Path]:
+    """Draws the claims that have run, a panel per unit, with the words of gate_side of each.
+    Returns the path, or none where no claim has."""
     panels: dict[str, list] = {}
     for one in records:
         if one["verdict"] != "not run" and one["seeds"]:
             panels.setdefault(one["unit"], []).append(one)
     if not panels:
         return []
-    heights = [0.7 + 0.22 * len(of_unit) for of_unit in panels.values()]
+    heights = [1.0 + 0.36 * len(of_unit) for of_unit in panels.values()]
     figure, grid = plt.subplots(
-        len(panels), 1, figsize=(9, sum(heights)), squeeze=False, height_ratios=heights
+        len(panels),
+        1,
+        figsize=(7.2, sum(heights) + 0.8),
+        squeeze=False,
+        height_ratios=heights,
+        layout="constrained",
     )
-    title = "mean (hollow: exploratory), exact interval, threshold or band, and a dot for each seed"
-    grid[0, 0].set_title(title, fontsize=9)
+    counts = collections.Counter(one["verdict"] for of_unit in panels.values() for one in of_unit)
+    title = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
+    figure.suptitle(f"Claims: {title}", fontsize=11)
+    how = "large dot: mean (hollow: exploratory); bar: exact 95% interval; small: a seed; black: asked"
+    figure.supxlabel(how, fontsize=8)
     for axes, (unit, of_unit) in zip(grid.flat, panels.items(), strict=True):
         is_ratio = unit in ("ratio of steps", "ratio")
         axes.axvline(1.0 if is_ratio else 0.0, color="0.3", linewidth=1)  # no difference
+        names = []
         for i, one in enumerate(of_unit):
             claim_line(axes, -i, one, is_ratio)
-        names = [f"{one['name']}: {one['verdict']}" for one in of_unit]
+            names.append(textwrap.fill(f"{one['name']}: {one['verdict']}", 42))
+            side = (sides or {}).get(one["name"], "")
+            axes.text(1.01, -i, side, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
         axes.set_yticks(range(0, -len(names), -1), names, fontsize=8)
-        axes.set(xlabel=unit, ylim=(-len(of_unit) + 0.2, 0.8))
+        axes.set(xlabel=unit, ylim=(-len(of_unit) + 0.4, 0.6))
+        axes.locator_params(axis="x", nbins=6)
         dress(axes)
     return [write(figure, path)]
 
 
 def claim_line(axes: plt.Axes, y: int, one: dict, is_ratio: bool) -> None:
-    """The mean of a claim's contrast, its exact interval, unless few seeds leave it open, bars at
-    its threshold and at the ends of its band, and a dot for each seed."""
+    """The mean of a claim's contrast in the colour of its verdict, its exact interval, unless few
+    seeds leave it open, bars at its threshold and at the ends of its band, and a dot for each
+    seed."""
+    colour = SIDES.get(one["verdict"], "0.5")
+    seeds = list(one["seeds"].values())
+    axes.plot(seeds, [y] * len(seeds), ".", color="0.6", markersize=4)
     if None not in (one["low"], one["high"]):
-        axes.plot([one["low"], one["high"]], [y, y], color=COLOURS[5], linewidth=3)
-    face = "white" if one["exploratory"] else COLOURS[0]
-    axes.plot(one["estimate"], y, "o", color=COLOURS[0], markerfacecolor=face)
+        axes.plot([one["low"], one["high"]], [y, y], color=colour, linewidth=3, alpha=0.5)
+    face = "white" if one["exploratory"] else colour
+    axes.plot(one["estimate"], y, "o", color=colour, markerfacecolor=face, zorder=3)
     bars = []
     if one["threshold"] is not None:
         bars.append(one["threshold"])
     if one["within"] is not None:
         bars += [one["within"], 1 / one["within"] if is_ratio else -one["within"]]
     axes.plot(bars, [y] * len(bars), "|", color="black", markersize=11)
-    seeds = list(one["seeds"].values())
-    axes.plot(seeds, [y] * len(seeds), ".", color="0.4", markersize=4, zorder=3)

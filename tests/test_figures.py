@@ -24,7 +24,8 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
     assert list(drawn) == ["accuracy.png"]
     assert len({str(look) for look in drawing.arm_looks(map(str, range(20))).values()}) == 21
     panels = drawn["accuracy.png"].axes
-    assert [axes.get_title() for axes in panels] == ["gla", "mamba2"]
+    titles = [axes.get_title() for axes in panels]  # runs of one arm are as good as those of another, but for the one
+    assert titles == ["gla: matched leads", "mamba2: matched leads"]
     for axes in panels:
         colours = [line_of(axes, kind).get_color() for kind in kinds]
         assert colours[0] == "#000000" and len(set(colours)) == 5
@@ -32,6 +33,44 @@ def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, d
     mean = line_of(panels[0], "none")  # not behind the last evaluation of a run that was not finite
     finite = dict(zip(mean.get_xdata(), map(math.isfinite, mean.get_ydata()), strict=True))
     assert finite == {0: True, 50: True, 51: False, 100: False}
+
+
+def test_a_panel_has_at_most_eight_arms_and_each_part_the_first(tmp_path, drawn):
+    arms = {f"gla {name}": {"attention": "gla"} for name in "abcdefghi"} | {"gla": {"attention": "gla"}}
+    report.figure(rows_of(listed(arms=arms)), tmp_path)
+    shown = []
+    for axes in drawn["accuracy.png"].axes:
+        shown.append([line.get_label() for line in axes.lines if not line.get_label().startswith("_")])
+    assert shown == [["none", *"abcde"], ["none", *"fghi"]]
+
+
+def test_a_gain_is_drawn_where_another_run_of_the_mixer_had_no_gate_the_same_seed_and_as_many_steps(tmp_path, drawn):
+    arms = {"none": {}, "sigmoid": {"gate": "elementwise"}, "short": {"gate": "elementwise", "max_iters": 50}}
+    rows = []
+    for row in rows_of(listed(arms=arms)):
+        loss = 2.0 - 0.1 * (row["arm"] == "sigmoid")
+        curve = [[0, 5.0], [50, loss + 1], [100, loss]]
+        parts = [{"step": step, "near": loss, "far": None} for step, _ in curve]
+        row |= {"metric": "val_loss", "curve": curve, "loss_curve": parts, "horizon": 100}
+        rows.append(row | ({"horizon": 50} if row["arm"] == "short" else {}))
+    assert report.gain_curves(rows, tmp_path / "gain.png") == [tmp_path / "gain.png"]
+    panels = {axes.get_title(): axes for axes in drawn["gain.png"].axes}
+    assert list(panels) == ["all of the text", "first eighth of the window"]
+    assert line_of(panels["all of the text"], "sigmoid").get_ydata() == pytest.approx([0.1, 0.1])
+    assert "in 1 of 1 arms" in drawn["gain.png"].get_suptitle().replace("\n", " ")
+    assert report.gain_curves([row | {"loss_curve": []} for row in rows], tmp_path / "gain.png") == []
+
+
+@pytest.mark.parametrize("of, contrast, side", [
+    (["val_loss"], {"none": 1, "gated": -1}, "gate better →"),
+    (["log_steps", 0.9], {"gated": 1, "none": -1}, "← gate better"),
+    (["accuracy"], {"gated": 1, "none": -1}, "gate better →"),
+    (["accuracy"], {"gated": 1, "wide": -1}, ""),
+    (["val_loss"], {"none": 1, "gated": -1, "short": -1, "wide": 1}, ""),
+    (["loss", "far_minus_near"], {"gated": 1, "none": -1}, ""),
+])  # fmt: skip
+def test_an_arrow_says_where_the_gate_is_better_if_the_claim_is_about_a_gate(of, contrast, side):
+    assert report.gate_side({"of": of, "weights": contrast}, {"gated", "wide"}) == side
 
 
 def test_runs_named_together_are_drawn_in_one_figure(tmp_path, drawn):
@@ -70,7 +109,8 @@ def test_weight_times_gate_is_drawn_beside_the_weights_in_one_scale(tmp_path, dr
     checkpoints = [{"attention": a, "gate": b, "maps": [shown | {"gate": c}], "layers": layers} for a, b, c in both]
     (tmp_path / "meters.json").write_text(json.dumps({"checkpoints": checkpoints}))
     plot.main([str(tmp_path / "meters.json")])
-    assert drawn["maps.png"].axes[1].get_title() == "gla, gate headwise\nlayer 0, head 1"
+    assert drawn["maps.png"].axes[1].get_title() == "gla, gate headwise\nlayer 0, head 1\ntoken 0 gets 50%"
+    assert drawn["maps.png"].axes[2].get_title() == "weight times gate:\ntoken 0 gets 50%"
     _, gated, product = (axes.images[0] for axes in drawn["maps.png"].axes[:3])
     assert product.get_array().tolist() == [[0, 0], [0.5, 0.5]] and product.get_clim() == gated.get_clim() == (0, 1)
 
@@ -97,8 +137,14 @@ ROWS = [row("headwise", s, 0.5, 0.9) for s in range(2)] + [row("none", s, (0.8, 
 def test_every_seed_is_a_line_in_the_panel_of_each_number(tmp_path, drawn):
     report.figure([*ROWS, row("gla", 0, 0.1)], tmp_path)  # an arm with fewer seeds is left out
     panels = {axes.get_title(): axes for axes in drawn["sink.png"].axes}
-    weight, gate = panels["weight, other"], panels["gate on readout, trigger"]
+    weight, gate = panels["weight on token 0, other queries"], panels["gate on readout, trigger queries"]
     assert len(weight.lines) == 6 and len(gate.lines) == 3
     black = [line for line in weight.lines if line.get_color() == "#000000"]
     assert sorted(line.get_ydata()[-1] for line in black) == [0.8, pytest.approx(0.85), 0.9]  # none, and the mean
     assert [line.get_ydata()[-1] for line in gate.lines] == [0.9] * 3
+    assert (
+        drawn["sink.png"]
+        .get_suptitle()
+        .replace("\n", " ")
+        .endswith("with headwise: 0.050 of the residual stream; without a gate 0.085")
+    )

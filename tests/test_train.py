@@ -348,7 +348,7 @@ def test_a_run_shorter_than_a_reading_of_the_whole_split_ends_with_the_sample(ru
     out = run("out", **keys)
     sample, end = helpers.metrics(out, "eval")[-1], helpers.metrics(out)[-1]
     assert (end["labels"], end["val_loss"], end["whole"]) == (3 * 32, sample["val_loss"], False)
-    assert f"--out_dir={out} --init_from=resume --eval_whole=true reads them" in capsys.readouterr().out
+    assert f"--out_dir={out} --init_from=resume --eval_whole=true\n" in capsys.readouterr().out
     size, n_calls = open_dataset(text).counts("val")["tokens"] - 1, len(calls)
     for words in ({"eval_whole": True}, {}):  # the second one finds the end, and reads nothing
         run("out", init_from="resume", **keys | words)
@@ -357,7 +357,7 @@ def test_a_run_shorter_than_a_reading_of_the_whole_split_ends_with_the_sample(ru
     whole = helpers.metrics(run("whole", eval_whole=True, **keys))[-1]
     assert whole["labels"] == size and whole["whole"]
     run("rows", eval_tokens=320, batch_size=2, max_iters=3)  # 4 labels in a row of 32 tokens
-    assert "  of 40 of 1,200 labels: all take 300.0 s, training" in capsys.readouterr().out
+    assert "  measured on 40 of 1,200 labels; all of them take about 300 s:\n" in capsys.readouterr().out
 
 
 # -- Learning rate, gradients, gates -----------------------------------------------------------------------------------
