@@ -13,9 +13,11 @@ checkpoint's, but for those that you give. --init_from=auto resumes if out_dir h
 otherwise starts. --init_from=out/other starts a new run from the weights and the model keys of
 another run (docs/gates.md adds a gate in this way).
 
+--dry_run=true prints the memory, time and disk that the run takes, and does nothing else.
+
 SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 save, and exit with status 128 plus the signal's number. Each
-evaluation is preceded by a save. If the loss or a gradient is not finite, the run exits with
-status 1.
+evaluation is preceded by a save, unless save_interval says otherwise. If the loss or a gradient is
+not finite, the run exits with status 1.
 
 The loop is `train`. To change the optimizer edit make_optimizers, the loss GPT.loss in model.py; to
 log another number add it to `row` in the loop, and to log elsewhere see runs/loggers.py.

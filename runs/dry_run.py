@@ -177,23 +177,25 @@ def memory_of(config: TrainConfig, model: GPT, world_size: int) -> dict[tuple[st
     weights = sum(p.nbytes for p in model.parameters())
     gradients = sum(p.nbytes for p in trained)
     moments = moments_of(config, model)
+    of_moments = "two a weight; one in Muon's matrices"
     parts = {
         ("weights", "4 bytes a parameter"): weights / shards,
-        ("gradients", "as the trained weights"): gradients / shards,
-        ("moments", f"of {config.optimizer}, two a weight, Muon's matrices one"): moments / shards,
+        ("gradients", "4 bytes a parameter that is trained"): gradients / shards,
+        ("moments", of_moments): moments / shards,
     }
+    if world_size > 1 and micro_steps > 1:
+        parts["sums", "gradients, whole, of micro-steps; under ddp in the first step"] = gradients
     if shards > 1:
         blocks = [sum(p.nbytes for p in block.parameters()) for block in model.blocks]
         others = weights - sum(blocks)
         gathered = others + 3 * max(blocks) + max(others, *blocks)
         parts["gathered", "the embedding, three blocks, and one more of the larger"] = gathered
-        if micro_steps > 1:
-            parts["sums", "gradients are whole between micro-steps"] = gradients
     elif dtype != "float32":
         copies = width * sum(p.numel() for p in linears)
         parts["copies", f"linear layers of the blocks in {dtype}"] = copies
+
     kept = [bytes_a_token(block, config.n_embd, width) for block in model.blocks]
-    how = f"{tokens:,} tokens of a micro-step x {sum(kept):,} bytes (bytes_a_token of each block)"
+    how = f"{tokens:,} tokens of a micro-step x {sum(kept):,} bytes"
     activations = sum(kept)
     if config.activation_checkpointing:
         activations = 4 * config.n_embd * len(kept) + max(kept)

@@ -81,7 +81,7 @@ def test_memory_is_what_a_step_holds_by_kind():
     ddp, model, config = total("--n_layer=4 --n_embd=64 --n_head=2 --gradient_accumulation_steps=8", 4)
     weights = 4 * model.n_params()
     assert (ddp["weights"], ddp["gradients"], ddp["moments"]) == (weights, weights, 2 * weights)
-    assert "weights" in ddp and ddp["batches"] == 16 * 12 * 1024 * 2
+    assert ddp["sums"] == weights and ddp["batches"] == 16 * 12 * 1024 * 2
     fsdp, _, _ = total("--n_layer=4 --n_embd=64 --n_head=2 --gradient_accumulation_steps=8 --parallel=fsdp", 4)
     assert fsdp["weights"] == weights / 4 and fsdp["moments"] == weights / 2 and fsdp["sums"] == weights
     muon, _, _ = total("--n_layer=4 --n_embd=64 --n_head=2 --optimizer=muon")
@@ -122,3 +122,30 @@ def test_activations_are_about_what_autograd_keeps(keys, dtype, width):
         measured -= 2 * sum(linear.weight.numel() for linear in linears)
     counted = T * sum(bytes_a_token(block, 256, width) for block in model.blocks)
     assert 0.7 < counted / measured < 1.4
+
+
+def row_of(words):
+    """The row of docs/pretrain.md for a run of these configs on 8 GPUs."""
+    config = TrainConfig(**configurator.read_words(TrainConfig, words))
+    model = without_data(GPTConfig(**dry_run.model_args(config)))
+    assert "--family=qwen3_5_text can write it" in dry_run.export_line(model)
+    step = config.batch_size * config.gradient_accumulation_steps * config.block_size
+    flops = 3 * config.max_iters * step * model.flops_per_token()
+    cells = [
+        " ".join(f"`{Path(word).name}`" for word in words),
+        f"{model.n_params() / 1e6:,.0f}M",
+        f"{config.max_iters * step / 1e9:.1f}B",
+        f"{step / 1e6:.2f}M",
+        f"{config.learning_rate:.2g}",
+        f"{sum(memory_of(config, model, 8).values()) / 1e9:.0f} GB",
+        f"{dry_run.hours_of(flops, MFU * PEAK_FLOPS[CARD]):.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.parametrize("size", ["124M", "350M", "1.3B"])
+def test_configs_of_pretraining_can_be_exported_and_take_what_their_page_says(size):
+    page = (ROOT / "docs" / "pretrain.md").read_text()
+    folder = ROOT / "config" / "pretrain"
+    for words in ([f"{size}.py"], [f"{size}.py", "hybrid.py"]):
+        assert row_of([str(folder / word) for word in words]) in page
