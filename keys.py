@@ -6,7 +6,7 @@ imported here.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
 
 from base.configurator import UserError, check, check_choice, key
@@ -362,6 +362,9 @@ class TrainConfig(GPTConfig):
     overwrite: bool = key(
         False, "true: replace the run in out_dir, or write among files that are not of a run"
     )
+    dry_run: bool = key(
+        False, "true: print memory, time and disk that the run takes, and do nothing else"
+    )
     seed: int = key(1337, "seed of the weights, the order of the data and the dropout", at_least=0)
 
     parallel: str = key(
@@ -421,11 +424,19 @@ class TrainConfig(GPTConfig):
         1.0, "norm that a larger gradient is scaled down to (0 or None: none)", at_least=0
     )
 
-    eval_interval: int = key(500, "steps between evaluations; each saves a checkpoint", at_least=1)
+    eval_interval: int = key(500, "steps between evaluations", at_least=1)
+    save_interval: int | None = key(
+        None,
+        "steps between checkpoints (None: eval_interval); a multiple of eval_interval, or a divisor",
+        at_least=1,
+    )
     keep_interval: int | None = key(
         None,
-        "steps between checkpoints that stay, as ckpt-1500.pt; a multiple of eval_interval",
+        "steps between checkpoints that stay, as ckpt-1500.pt; a multiple of save_interval",
         at_least=1,
+    )
+    keep_last: int | None = key(
+        None, "how many of those of keep_interval stay, the last ones (None: all)", at_least=1
     )
     # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of
     # their time
@@ -479,11 +490,31 @@ class TrainConfig(GPTConfig):
             raise UserError(
                 f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.schedule!r}"
             )
-        if self.keep_interval is not None and self.keep_interval % self.eval_interval != 0:
+        if self.steps_of_save % self.eval_interval and self.eval_interval % self.steps_of_save:
             raise UserError(
-                f"keep_interval={self.keep_interval}: a checkpoint is saved every eval_interval={self.eval_interval} "
+                f"save_interval={self.save_interval}: must be a multiple of "
+                f"eval_interval={self.eval_interval}, or divide it"
+            )
+        if self.keep_interval is not None and self.keep_interval % self.steps_of_save != 0:
+            name = "eval_interval" if self.save_interval is None else "save_interval"
+            raise UserError(
+                f"keep_interval={self.keep_interval}: a checkpoint is saved every {name}={self.steps_of_save} "
                 "steps; give a multiple of that"
             )
+        if self.keep_last is not None and self.keep_interval is None:
+            raise UserError(
+                f"keep_last={self.keep_last}: is of the checkpoints of keep_interval; give that, too"
+            )
+
+    @property
+    def steps_of_save(self) -> int:
+        """Steps between checkpoints."""
+        return self.save_interval or self.eval_interval
+
+
+def model_args(config: TrainConfig) -> dict:
+    """The keys of the model among those of a run."""
+    return {field.name: getattr(config, field.name) for field in fields(GPTConfig)}
 
 
 @dataclass

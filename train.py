@@ -13,16 +13,18 @@ checkpoint's, but for those that you give. --init_from=auto resumes if out_dir h
 otherwise starts. --init_from=out/other starts a new run from the weights and the model keys of
 another run (docs/gates.md adds a gate in this way).
 
+--dry_run=true prints the memory, time and disk that the run takes, and does nothing else.
+
 SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 save, and exit with status 128 plus the signal's number. Each
-evaluation is preceded by a save. If the loss or a gradient is not finite, the run exits with
-status 1.
+evaluation is preceded by a save, unless save_interval says otherwise. If the loss or a gradient is
+not finite, the run exits with status 1.
 
 The loop is `train`. To change the optimizer edit make_optimizers, the loss GPT.loss in model.py; to
 log another number add it to `row` in the loop, and to log elsewhere see runs/loggers.py.
 """
 
 from base import configurator
-from keys import GPTConfig, TrainConfig
+from keys import GPTConfig, TrainConfig, model_args
 
 # imports no torch: a slip in the command line is told at once
 configurator.begin(__name__, TrainConfig, __doc__)
@@ -53,6 +55,7 @@ from model import GPT
 from ops import IGNORE
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_meaning, check_same_weights
+from runs.dry_run import hours_of, model_line, print_plan
 from runs.hardware import Processes, Stopped, autocast, peak_flops, pick_dtype
 from runs.health import bad_weight, first_bad_tensor, is_spike
 from runs.muon import Muon, matrices_of
@@ -282,19 +285,22 @@ def train(run: Run) -> None:
         # on a signal, save and exit
         signal_number = processes.stop_signal(step, config.log_interval)
         if signal_number:
-            check_and_save(run)
             exit_by_signal(run, signal_number)
 
-        # evaluate every eval_interval steps and at the end; save before, so that a kill during the
-        # evaluation loses nothing
+        # save and evaluate, each in its interval and at the end; save before, so that a kill during
+        # the evaluation loses nothing
         is_last = step == config.max_iters
+        if saves_now(run):
+            check_and_save(run)
+            log_step = step
+            log_time = time.perf_counter()
         if is_last or step % config.eval_interval == 0:
             if not was_evaluated(run):
-                check_and_save(run)
                 evaluate_and_save_the_best(run)
                 log_step = step
                 log_time = time.perf_counter()
             if is_last or is_solved(run):
+                check_and_save(run)
                 break
 
         # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is
@@ -351,6 +357,12 @@ def train(run: Run) -> None:
 
     bar.close()
     finish(run)
+
+
+def saves_now(run: Run) -> bool:
+    """Whether this step saves a checkpoint."""
+    is_last = run.step == run.config.max_iters
+    return is_last or run.step % run.config.steps_of_save == 0
 
 
 def was_evaluated(run: Run) -> bool:
@@ -421,8 +433,8 @@ def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
         processes.stop_if_signalled()
         bar.update(rows * config.block_size)
 
-    with bar, parallel.eager(model):
-        try:
+    try:
+        with bar, parallel.eager(model):
             numbers = evaluate(
                 model,
                 run.dataset,
@@ -435,27 +447,30 @@ def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
                 world_size=processes.world_size,
                 before_batch=before_batch,
             )
-        except Stopped as stopped:
-            exit_by_signal(run, stopped.number)
-        if not math.isfinite(numbers["loss"]):
-            reason = f"validation loss is {numbers['loss']}"
-            fail(run, run.step, reason, bad_weight(model))
-        numbers["seconds"] = time.perf_counter() - start
-        if with_meters and (processes.is_main or parallel.is_fsdp(config, processes.world_size)):
-            # of a mixture, those of the first part
-            part = run.dataset.parts[0]
-            numbers["meters"] = training_meters(model, part, config.block_size, run.dtype)
+            if not math.isfinite(numbers["loss"]):
+                reason = f"validation loss is {numbers['loss']}"
+                fail(run, run.step, reason, bad_weight(model))
+            numbers["seconds"] = time.perf_counter() - start
+            if with_meters and (
+                processes.is_main or parallel.is_fsdp(config, processes.world_size)
+            ):
+                # of a mixture, those of the first part
+                part = run.dataset.parts[0]
+                numbers["meters"] = training_meters(model, part, config.block_size, run.dtype)
+    except Stopped as stopped:
+        exit_by_signal(run, stopped.number)
     run.eval_seconds += time.perf_counter() - start
     return {"val_loss": numbers.pop("loss")} | numbers
 
 
 def evaluate_and_save_the_best(run: Run) -> None:
-    """Evaluates the step, logs it, and saves it as best.pt if its loss is the lowest so far."""
+    """Evaluates the step, logs it, and saves it as best.pt if its loss is the lowest so far of the
+    steps that save."""
     numbers = validate(run, run.config.eval_tokens, with_meters=run.config.meters)
     row = {"event": "eval", "step": run.step} | numbers
     run.evaluations.append(row)
     run.out.log(row)
-    if row["val_loss"] < run.best_val_loss:
+    if saves_now(run) and row["val_loss"] < run.best_val_loss:
         run.best_val_loss = row["val_loss"]
         save(run, is_best=True)
     signal_number = run.processes.any_signal()
@@ -545,8 +560,9 @@ def fail(run: Run, bad_step: int, reason: str, tensor: str | None) -> NoReturn:
 
 
 def exit_by_signal(run: Run, number: int) -> NoReturn:
-    """Prints where the run goes on, and exits with the status that shells report for a process that
-    the signal ended. All steps so far are saved."""
+    """Saves the step, prints where the run goes on, and exits with the status that shells report for
+    a process that the signal ended."""
+    check_and_save(run)
     if run.processes.is_main:
         name = signal.Signals(number).name
         steps = f"step {run.step} of {run.config.max_iters}"
@@ -614,6 +630,9 @@ def print_end(run: Run, row: dict) -> None:
 
 def main(argv: list[str]) -> None:
     start = where_to_start(configurator.read_words(TrainConfig, argv))
+    if start.config.dry_run:
+        print_plan(start)
+        return
     with Processes(start.config.device, start.config.threads) as processes:
         train_from(start, processes)
 
@@ -653,11 +672,7 @@ def check_start(start: Start, processes: Processes) -> None:
     check_same_start(processes, config, paths)
     if source is not None:
         check_same_weights(processes, config.init_from)
-    if config.gradient_accumulation_steps % processes.world_size:
-        raise UserError(
-            f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of the "
-            f"{processes.world_size} processes that share the micro-steps"
-        )
+    parallel.check_micro_steps(config, processes.world_size)
 
 
 def open_data(start: Start, processes: Processes) -> Dataset:
@@ -761,10 +776,6 @@ def make_model(
     return model, take_weights(model, source["model"], config.init_from)
 
 
-def model_args(config: TrainConfig) -> dict:
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(GPTConfig)}
-
-
 def is_compiled(config: TrainConfig, device_type: str) -> bool:
     """Compiling takes about a minute, which shorter runs and CPUs do not earn back."""
     if config.compile == "auto":
@@ -777,11 +788,7 @@ def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
     config, model, dataset, processes = run.config, run.model, run.dataset, run.processes
     for note in start.notes + notes_of_model:
         print(note)
-    print(
-        f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}, "
-        f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
-        f"state {model.state_bytes():,} bytes a sequence"
-    )
+    print(model_line(config, model))
     perfect = dataset.perfect_loss("val")
     reached = ""
     if perfect is not None:
@@ -798,7 +805,7 @@ def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
     print(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {source}")
     steps = config.max_iters - run.step
     tokens = steps * tokens_per_step(run)
-    hours = tokens * flops_of_training(run) / (peak * processes.world_size) / 3600
+    hours = hours_of(tokens * flops_of_training(run), peak * processes.world_size)
     advice = ""
     if processes.device_type == "cpu" and hours > 1:
         advice = "; config/pystdlib.py trains a small model in a minute"

@@ -54,7 +54,9 @@ def begin(
     program = os.path.basename(sys.argv[0])
 
     def check_words(argv):
-        find_files(config_class, read_words(config_class, argv, positional, program, description))
+        values = read_words(config_class, argv, positional, program, description)
+        if not values.get("dry_run"):  # which goes on without the data
+            find_files(config_class, values)
 
     run(check_words)
     # until run(main): an interrupt while torch is imported would print a traceback

@@ -40,9 +40,7 @@ def write_folder(path: str, folder: str, family: str | None, overwrite: bool) ->
     model, checkpoint = load_model(path)
     config, weights = without_factor_2(model, checkpoint["model"])  # in the dtypes of the file
     try:
-        about = config_of(config, family, weights)
-        back = configurator.build(type(config), keys_of(about, config.block_size))
-        check_same(config, back)
+        about, back = as_family(config, family, weights)
         model = without_data(back)
         with one_line(f"its weights are not those of a {family} with its keys"):
             model.load_state_dict(weights, assign=True)
@@ -62,6 +60,15 @@ def write_folder(path: str, folder: str, family: str | None, overwrite: bool) ->
     if TOKENIZER_FILE not in texts and data.get("tokenizer"):
         text += f"\nnote: without the tokenizer, {data['tokenizer']}; AutoTokenizer takes another"
     return text
+
+
+def as_family(config: GPTConfig, family: str, weights: dict) -> tuple[dict, GPTConfig]:
+    """(their config.json, the keys that come back from it). Raises UserError, which names the key,
+    for a model that the family does not have."""
+    about = config_of(config, family, weights)
+    back = configurator.build(type(config), keys_of(about, config.block_size))
+    check_same(config, back)
+    return about, back
 
 
 def without_factor_2(model: GPT, weights: dict) -> tuple[GPTConfig, dict]:

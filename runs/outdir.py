@@ -73,8 +73,8 @@ class OutDir:
             logger.log(row)
 
     def save(self, checkpoint: dict, is_best: bool = False) -> None:
-        """Writes ckpt.pt. If it is the best, the file is best.pt before it is ckpt.pt, which
-        vouches for the others."""
+        """Writes ckpt.pt. If it is the best, or stays, the file has those names before it is
+        ckpt.pt, which vouches for the others."""
         self.processes.on_main(self._save, checkpoint, is_best)
 
     # -- on rank 0 ---------------------------------------------------------------------------------
@@ -135,14 +135,27 @@ class OutDir:
     def _save(self, state, is_best):
         # the rows of all steps before this one are on the disk first
         self.metrics.sync()
-        file = self.path / ("best.pt" if is_best else "ckpt.pt")
-        checkpoints.save(file, state)
-        if is_best:
-            files.link_whole(file, self.path / "ckpt.pt")
         step = state["iter_num"]
         interval = self.config.keep_interval
-        if interval is not None and step > 0 and step % interval == 0:
-            files.link_whole(file, self.path / kept_checkpoint(step))
+        stays = interval is not None and step > 0 and step % interval == 0
+        names = ["best.pt"] * is_best + [kept_checkpoint(step)] * stays + ["ckpt.pt"]
+        file = self.path / names[0]
+        checkpoints.save(file, state)
+        for name in names[1:]:
+            files.link_whole(file, self.path / name)
+        if stays:
+            self._remove_older_than_the_last(step)
+
+    def _remove_older_than_the_last(self, step):
+        """Leaves the keep_last newest of the checkpoints that stay. The new one is on the disk by
+        now, so that a full disk loses none."""
+        if self.config.keep_last is None:
+            return
+        oldest = step - (self.config.keep_last - 1) * self.config.keep_interval
+        for file in self.path.glob(KEPT):
+            number = file.stem.removeprefix("ckpt-")
+            if number.isdecimal() and int(number) < oldest:
+                file.unlink()
 
 
 def copy_code(name: str, folder: Path) -> None:

@@ -37,6 +37,15 @@ def is_fsdp(config, world_size: int) -> bool:
     return world_size > 1 and config.parallel == "fsdp"
 
 
+def check_micro_steps(config, world_size: int) -> None:
+    """UserError unless all processes have the same number of micro-steps."""
+    if config.gradient_accumulation_steps % world_size:
+        raise UserError(
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of "
+            f"the {world_size} processes that share the micro-steps"
+        )
+
+
 def share_out(
     model: GPT, config, processes: Processes, compiled: bool, dtype: str
 ) -> torch.nn.Module:

@@ -26,7 +26,15 @@ from runs.parallel import load_moments, named_parameters
 # the fields of a checkpoint without which no run goes on from it
 NEEDED = ("iter_num", "data", "dtype", *(name.rstrip("?") for name in OF_A_RUN))
 # keys that never come from a checkpoint's config: dtype, since "auto" was derived there
-OF_THIS_START = ("out_dir", "init_from", "overwrite", "kernels", "keep_moments", "dtype")
+OF_THIS_START = (
+    "out_dir",
+    "init_from",
+    "overwrite",
+    "dry_run",
+    "kernels",
+    "keep_moments",
+    "dtype",
+)
 OF_SCHEDULE = ("schedule", "decay_iters", "min_lr")
 # a run's evaluations are compared with each other: they read the same sample in the same way
 KEPT = ("eval_tokens", "mask_documents", "optimizer", "gate_optimizer")

@@ -28,6 +28,7 @@ from conftest import LINES, ROOT
 from small_models import logits_of_pieces
 
 import sample
+from base import configurator
 from base.configurator import UserError
 from data.shards import open_dataset
 from data.text import prepare as text_prepare
@@ -35,6 +36,7 @@ from data.tokenizer import FileTokenizer, get_tokenizer, tokenizer_of_checkpoint
 from hub import export, export_hf, families, tensors
 from hub.families import GATED as QWEN3_5
 from hub.text import copied_files
+from keys import TrainConfig
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
 from runs.hardware import autocast
@@ -328,6 +330,14 @@ WRITTEN = {  # keys of ours, and the family
     "a hybrid": (WITH_GATES, "qwen3_5_text"),
     "a hybrid, doubled": (WITH_GATES | dict(gate_activation="sigmoid2"), "qwen3_5_text"),
 }
+SMALL = dict(n_layer=4, head_dim=8, n_embd=32, vocab_size=50, block_size=64, mlp_ratio=4.125)
+PRETRAIN = ROOT / "config" / "pretrain"
+for shape in ("124M", "350M", "1.3B"):
+    one, hybrid = str(PRETRAIN / f"{shape}.py"), str(PRETRAIN / "hybrid.py")
+    for words in ([one], [one, hybrid]):
+        keys = configurator.read_words(TrainConfig, words)
+        of_model = {name: value for name, value in keys.items() if name in GPTConfig.__dataclass_fields__}
+        WRITTEN[" ".join(Path(word).stem for word in words)] = (of_model | SMALL, "qwen3_5_text")
 
 
 @pytest.mark.parametrize("name", WRITTEN)

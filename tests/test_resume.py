@@ -21,8 +21,9 @@ from conftest import wait_until
 import model
 import train
 from base import configurator, files
+from base.configurator import UserError
 from runs import checkpoint as checkpoints
-from runs import hardware
+from runs import hardware, outdir
 from runs.checkpoint import load_model
 from runs.resume import where_to_start
 
@@ -214,6 +215,36 @@ def test_a_stopped_evaluation_loses_no_step_and_is_made_again(number, step, run,
         assert (f"SIGTERM: saved at step {step} of 8; " in said.out) == (name == "SIGTERM")
         run(name, init_from="resume", **case)
         check_same_run(whole, out, helpers)
+
+
+@pytest.mark.parametrize("save_interval", [2, 8])
+def test_with_a_save_interval_a_stop_in_an_evaluation_costs_the_steps_since_the_save_or_none(
+    save_interval, run, helpers, monkeypatch
+):
+    case = dict(max_iters=12, eval_interval=4, save_interval=save_interval, eval_tokens=2000, eval_whole=False)
+    whole = run("whole", **case)
+    assert [row["step"] for row in helpers.metrics(whole, "eval")] == [0, 4, 8, 12]
+    saved = []
+    save = train.save
+
+    def noted(run, is_best):
+        saved.append(run.step)
+        save(run, is_best)
+
+    for name, last in (("SIGTERM", 4), ("SIGKILL", 4 // save_interval * save_interval)):
+        out = whole.parent / name
+        act = functools.partial(signal.raise_signal, signal.SIGTERM)
+        if name == "SIGKILL":
+            act = functools.partial(kill, out, last)
+        with monkeypatch.context() as patch, pytest.raises((SystemExit, pytest.exit.Exception)):
+            stop_in(2, act, patch)
+            run(name, **case)
+        assert checkpoints.load(out)["iter_num"] == last
+        with monkeypatch.context() as patch:
+            patch.setattr(train, "save", noted)
+            run(name, init_from="resume", **case)
+        check_same_run(whole, out, helpers)
+    assert set(saved) <= set(range(0, 13, save_interval)) | {12}  # best.pt, too
 
 
 def test_what_a_signal_does_is_printed_when_it_comes_and_what_a_second_one_does(run, monkeypatch, capfd):
@@ -528,6 +559,33 @@ def test_checkpoints_of_keep_interval_stay_and_a_run_that_replaces_theirs_remove
     assert kept(max_iters=2, init_from="scratch", overwrite=True) == {"ckpt-mine.pt": 4, "ckpt.pt": 2}
     words = helpers.error_of(kept, eval_interval=3)
     assert "keep_interval=4: a checkpoint is saved every eval_interval=3 steps; give a multiple of that" in words
+    assert "every save_interval=6 steps" in helpers.error_of(kept, save_interval=6)
+    words = "save_interval=3: must be a multiple of eval_interval=2, or divide it"
+    assert helpers.error_of(kept, save_interval=3) == words
+    assert "keep_last=1: is of the checkpoints of keep_interval" in helpers.error_of(
+        kept, keep_interval=None, keep_last=1
+    )
+
+
+def test_of_checkpoints_that_stay_the_last_ones_stay_and_a_full_disk_loses_none(mqar, helpers, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    keys = dict(max_iters=8, eval_interval=8, save_interval=1, keep_interval=2, keep_last=2)
+    link = outdir.files.link_whole
+
+    def full(file, path):
+        if (file.name, path.name) == ("ckpt-6.pt", "ckpt.pt"):
+            raise UserError("disk is full")
+        link(file, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outdir.files, "link_whole", full)
+        assert helpers.error_of(helpers.train, mqar, out, **keys) == "disk is full"
+    assert checkpoints.load(out)["iter_num"] == 5
+    assert {file.name for file in out.glob("ckpt-*")} == {"ckpt-2.pt", "ckpt-4.pt", "ckpt-6.pt"}
+    (out / "ckpt-1mine.pt").write_bytes(b"")
+    helpers.train(mqar, out, init_from="resume", **keys)
+    found = {file.name: checkpoints.load(file)["iter_num"] for file in out.glob("ckpt-[0-9].pt")}
+    assert found == {"ckpt-6.pt": 6, "ckpt-8.pt": 8} and (out / "ckpt-1mine.pt").exists()
 
 
 @pytest.mark.parametrize("case", [dict(dropout=0.1), dict(optimizer="muon", gate="elementwise")], ids=str)
