@@ -247,7 +247,8 @@ def query_meters(seen: Seen) -> dict[str, torch.Tensor]:
         "share": size[..., 0] / whole,
         "to_sink": to_sink,
         "effective": size[..., 0] * written,
-        "entropy": entropy_of(size, total, whole) + torch.special.entr(to_sink).nan_to_num(),
+        "entropy": entropy_of(size, total, whole)
+        + torch.special.entr(to_sink.clamp(min=0)).nan_to_num(),
     }
 
 

@@ -122,7 +122,7 @@ def test_another_format_is_refused_with_what_reads_it_and_so_are_weights_that_do
     assert load(file)["format"] == checkpoints.FORMAT
     other = "its format is {}, and this version reads 1 alone: "
     for changed, *words in (
-        (dict(format=None), other.format(None), "--from_hf reads nanoGPT's"),
+        (dict(format=None), other.format(None), "the code that wrote it"),
         (dict(format=2), other.format(2), "the code that wrote it"),
         (dict(model_args=ARGS | dict(n_embd=12)), "size mismatch for wte.weight"),
         (dict(model_args=ARGS | dict(n_heads=2)), "unknown key 'n_heads' (did you mean 'n_head'?)"),

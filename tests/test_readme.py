@@ -87,7 +87,8 @@ def test_every_committed_config_that_names_data_tells_the_command_that_makes_the
     told = next(line for line in lines if line.startswith("python data/"))
     script, *words = told.removeprefix("python ").split()
     module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-    made = vars(configurator.load(module.Config, words, positional="paths"))
+    positional = "name" if "hub" in script else "paths"
+    made = vars(configurator.load(module.Config, words, positional=positional))
     assert (made["out_dir"] or os.path.dirname(script)) == keys["dataset"]
     (front,) = re.findall(rf"`python {script}(.*)`", (ROOT / "README.md").read_text()) or [None]
     if front is not None and made["out_dir"] is None:  # the same data, but for the names of one's own files

@@ -1,6 +1,7 @@
 """
 The same with 350M parameters: 24 x 1024, T = 2048, 20 tokens a parameter. See 124M.py. Result: not run.
 
+    python data/hub/prepare.py HuggingFaceFW/fineweb-edu --config=sample-10BT --threads=8 --out_dir=data/fineweb_edu
     torchrun --standalone --nproc_per_node=8 train.py config/pretrain/350M.py
 """
 
