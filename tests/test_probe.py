@@ -97,12 +97,12 @@ def by_definition(mixer, x, stream, b, h, i):
 
 
 @torch.no_grad()
-def test_a_sink_that_gets_nothing_leaves_the_entropy_finite():
+def test_a_sink_that_gets_nothing_leaves_the_entropy_at_least_zero():
     """In float32 the weights of the keys may sum to more than one."""
     mixer = make_model(noise=0.3, attention="sink_head").blocks[0].mixer
     mixer.sink.logit.fill_(-40.0)
     found = probe.query_meters(seen_of(mixer, X))
-    assert (found["to_sink"] < 0).any() and found["entropy"].isfinite().all()
+    assert (found["to_sink"] < 0).any() and (found["entropy"] > -1e-4).all()
 
 
 @torch.no_grad()
