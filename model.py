@@ -653,6 +653,12 @@ class GPT(nn.Module):
                 n -= block.mlp.n_idle
         return 2 * n + mixing
 
+    def train_gates_only(self) -> None:
+        """From here on, only the parameters of gates need a gradient."""
+        gates = self.gate_parameters()
+        for p in self.parameters():
+            p.requires_grad_(p in gates)
+
     def gate_parameters(self) -> set[nn.Parameter]:
         of_gates: set = set()
         for module in self.modules():

@@ -55,7 +55,7 @@ from model import GPT
 from ops import IGNORE
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_meaning, check_same_weights
-from runs.dry_run import hours_of, model_line, print_plan
+from runs.dry_run import model_line, print_plan
 from runs.hardware import Processes, Stopped, autocast, peak_flops, pick_dtype
 from runs.health import bad_weight, first_bad_tensor, is_spike
 from runs.muon import Muon, matrices_of
@@ -122,7 +122,9 @@ def make_optimizers(
             of_muon.append(group | {"params": matrices, "lr_scale": lr_scale})
         if others:
             of_adamw.append(group | {"params": others})
-    lr, betas, fused = config.learning_rate, (config.beta1, config.beta2), device_type != "mps"
+    lr = config.learning_rate
+    betas = (config.beta1, config.beta2)
+    fused = device_type != "mps"
     optimizers: list[torch.optim.Optimizer] = []
     if of_muon:
         optimizers.append(Muon(of_muon, rows, lr))
@@ -404,7 +406,7 @@ def mfu(run: Run, tokens_per_second: float) -> float:
 
 
 def flops_of_training(run: Run) -> float:
-    """Of a token: three times those of its forward pass."""
+    """The FLOPs of a token of training: three times those of its forward pass."""
     tokens: Any = run.dataset.tokens_per_example("train", run.config.block_size)  # a mean
     return 3 * run.model.flops_per_token(tokens)
 
@@ -418,14 +420,13 @@ def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
     config, model, processes = run.config, run.model, run.processes
     start = time.perf_counter()
     all_tokens = run.dataset.counts("val")["tokens"]
-    is_shown = processes.is_main and sys.stderr.isatty()
     bar = tqdm(
         desc="evaluating",
         total=min(tokens or all_tokens, all_tokens) // processes.world_size,
         unit="token",
         unit_scale=True,
         leave=False,
-        disable=not is_shown,
+        disable=None if processes.is_main else True,  # None: shown in a terminal alone
     )
     rows = evaluation_rows(config, run.dataset)
 
@@ -454,7 +455,7 @@ def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
             if with_meters and (
                 processes.is_main or parallel.is_fsdp(config, processes.world_size)
             ):
-                # of a mixture, those of the first part
+                # a mixture has those of its first part
                 part = run.dataset.parts[0]
                 numbers["meters"] = training_meters(model, part, config.block_size, run.dtype)
     except Stopped as stopped:
@@ -716,9 +717,7 @@ def make_run(
     config, resumed, source = start.config, start.resumed, start.source
     model, notes_of_model = make_model(config, resumed, source)
     if config.gates_only:
-        gates = model.gate_parameters()
-        for p in model.parameters():
-            p.requires_grad_(p in gates)
+        model.train_gates_only()
     compiled = is_compiled(config, processes.device_type)
     step_model = parallel.share_out(model, config, processes, compiled, dtype)
     optimizers = make_optimizers(model, config, processes.device_type)
@@ -805,7 +804,7 @@ def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
     print(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {source}")
     steps = config.max_iters - run.step
     tokens = steps * tokens_per_step(run)
-    hours = hours_of(tokens * flops_of_training(run), peak * processes.world_size)
+    hours = tokens * flops_of_training(run) / (peak * processes.world_size) / 3600
     advice = ""
     if processes.device_type == "cpu" and hours > 1:
         advice = "; config/pystdlib.py trains a small model in a minute"

@@ -361,9 +361,9 @@ ALLOWED = (
 
 def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict:
     """The keys of a config file, unchecked. `include = "base.py"`, a path relative to the file,
-    puts the keys of that file first; under the names in `merge` its dicts are joined with these. Of
-    a JSON file: its object, or the keys in the config.json of a run. Raises UserError with file and
-    line."""
+    puts the keys of that file first; under the names in `merge` its dicts are joined with these. A
+    JSON file gives its object, or the keys in the config.json of a run. Raises UserError with file
+    and line."""
     path = os.fspath(path)
     if not path.endswith(CONFIGS):
         raise UserError(f"{path!r}: a config file ends in .py or .json")

@@ -8,8 +8,8 @@ A gate on a published model that starts at the same function, trained on your te
     python plot.py out/late_gate out/late_gate/meters.json
 
 The third line trains as long without a gate, since training on a text lowers its loss in any case. meters.py prints the
-loss and the sinks of the published model, of the model without a gate and of the gated one. A run of 250k tokens takes
-15 minutes on two CPU cores; what it did to the model's sinks is in results/smollm2.
+loss and the sinks of the published model, of the model without a gate and of the gated one. A run of 250k tokens took
+30 minutes on one busy CPU core; what it did to the model's sinks is in results/smollm2.
 
 A Qwen3 with such a gate is a Qwen3.5 to transformers, which loads the folder gated/:
 

@@ -49,9 +49,7 @@ def print_plan(start: Start) -> None:
     config.vocab_size = config.vocab_size or data.vocab_size
     model = without_data(GPTConfig(**model_args(config)))
     if config.gates_only:
-        gates = model.gate_parameters()
-        for p in model.parameters():
-            p.requires_grad_(p in gates)
+        model.train_gates_only()
 
     first_step = 0 if start.resumed is None else start.resumed["iter_num"]
     steps = config.max_iters - first_step
@@ -66,7 +64,7 @@ def print_plan(start: Start) -> None:
     print(f"time, if {MFU:.0%} of a peak is reached:")
     peaks = [(PEAK_FLOPS[CARD], f"{CARD}, by its data sheet in bfloat16"), peak_of_this(config)]
     for peak, name in peaks:
-        hours = hours_of(steps * flops, MFU * peak * world_size)
+        hours = steps * flops / (MFU * peak * world_size) / 3600
         print(f"  {hours:10,.3g} hours, {world_size} x {peak / 1e12:.3g} TFLOP/s ({name})")
     kind = f", {config.parallel}" if world_size > 1 else ""
     print(f"memory of a process on a GPU, of {world_size}{kind}, about:")
@@ -95,11 +93,6 @@ def model_line(config: GPTConfig, model: GPT) -> str:
         f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
         f"state {model.state_bytes():,} bytes a sequence"
     )
-
-
-def hours_of(flops: float, rate: float) -> float:
-    """Hours that so many FLOPs take at this rate, in FLOP/s."""
-    return flops / rate / 3600
 
 
 def size(n_bytes: float) -> str:

@@ -84,15 +84,18 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     sizes: dict = {}  # what decides who leads: a task that is solved ends a run
     is_accuracy = rows[0]["metric"] == "accuracy"
     for row in rows:
-        mixer, variant = mixer_of(row), variant_of(row)
+        mixer = mixer_of(row)
+        variant = variant_of(row)
         curve = curve_of(row)
         panels.setdefault(mixer, {}).setdefault(variant, []).append(curve)
         size = area(row) if is_accuracy else -curve[-1][1]
         sizes.setdefault(mixer, {}).setdefault(variant, []).append(number(size))
-    label, limits = "validation loss (nats a token)   ← better", (None, None)
+    label = "validation loss (nats a token)   ← better"
+    limits: tuple = (None, None)
     title = "The arm with the lowest mean loss at the end leads (no test)"
     if is_accuracy:
-        label, limits = "accuracy at the queries (%)   better →", (0, 100)
+        label = "accuracy at the queries (%)   better →"
+        limits = (0, 100)
         title = "The arm with the largest mean area under its curves leads (no test)"
     titled = {}
     for mixer, arms in panels.items():
@@ -208,10 +211,8 @@ def sink_curves(rows: list[dict], path: Path) -> Path:
             break
     if len(ends) > 1:
         least = min(ends, key=ends.__getitem__)
-        title = (
-            f"At the end the head writes least of the first token with {least}: {ends[least]:.3f} "
-        )
-        title += "of the residual stream"
+        title = f"At the end the head writes least of the first token with {least}: "
+        title += f"{ends[least]:.3f} of the residual stream"
         if "none" in ends and least != "none":
             title += f"; without a gate {ends['none']:.3f}"
     shown = panels["value norm of token 0 / median"]
@@ -242,9 +243,9 @@ def sinks_of(point: dict) -> dict[str, float | None]:
     return numbers
 
 
-# what is better: less of these, and more accuracy
+# a lower number is better here; of accuracy, a higher one
 LESS_IS_BETTER = ("val_loss", "log_steps", "lost")
-SIDES = {
+COLOUR_OF_VERDICT = {
     "supported": COLOURS[0],
     "equivalent": COLOURS[0],
     "passed": COLOURS[0],
@@ -270,9 +271,7 @@ def gate_side(claim: dict, gated: set[str]) -> str:
     return ""
 
 
-def claims_figure(
-    records: list[dict], path: Path, sides: dict[str, str] | None = None
-) -> list[Path]:
+def claims_figure(records: list[dict], path: Path, sides: dict[str, str]) -> list[Path]:
     """Draws the claims that have run, a panel per unit, with the words of gate_side of each.
     Returns the path, or none where no claim has."""
     panels: dict[str, list] = {}
@@ -302,7 +301,7 @@ def claims_figure(
         for i, one in enumerate(of_unit):
             claim_line(axes, -i, one, is_ratio)
             names.append(textwrap.fill(f"{one['name']}: {one['verdict']}", 42))
-            side = (sides or {}).get(one["name"], "")
+            side = sides.get(one["name"], "")
             axes.text(1.01, -i, side, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
         axes.set_yticks(range(0, -len(names), -1), names, fontsize=8)
         axes.set(xlabel=unit, ylim=(-len(of_unit) + 0.4, 0.6))
@@ -315,7 +314,7 @@ def claim_line(axes: plt.Axes, y: int, one: dict, is_ratio: bool) -> None:
     """The mean of a claim's contrast in the colour of its verdict, its exact interval, unless few
     seeds leave it open, bars at its threshold and at the ends of its band, and a dot for each
     seed."""
-    colour = SIDES.get(one["verdict"], "0.5")
+    colour = COLOUR_OF_VERDICT.get(one["verdict"], "0.5")
     seeds = list(one["seeds"].values())
     axes.plot(seeds, [y] * len(seeds), ".", color="0.6", markersize=4)
     if None not in (one["low"], one["high"]):

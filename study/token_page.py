@@ -78,9 +78,8 @@ def write_page(path: Path, text: str | None = None) -> Path:
         "kinds": probe.places_of(probe.query_masks(inputs, dataset.kinds), n),
         "layers": probe.probe(model, inputs, measure, meters["dtype"])[0],
     }
-    data = json.dumps(page, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )  # a token may be </script>
+    data = json.dumps(page, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")  # a token may be </script>
     template = TEMPLATE.read_text(encoding="utf-8")
     # a browser runs the script of this nonce alone, and nothing that a file has brought in
     template = template.replace("{NONCE}", secrets.token_hex(16))

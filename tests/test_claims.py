@@ -278,7 +278,7 @@ def test_the_claims_of_an_experiment_stand_in_one_figure(tmp_path, drawn):
     assert (later["unit"], later["estimate"], later["seeds"]["0"]) == ("ratio of steps", 1, 1)
     units = [claims.unit_of(of, {"gated": 1.0}) for of in (["lost", 0.9], ["step_ms"], ["log_steps", 0.9])]
     assert units == ["points", "as in the rows", "steps"]  # results/ has the others
-    report.claims_figure(records, tmp_path / "claims.png")
+    report.claims_figure(records, tmp_path / "claims.png", {})
     points, ratios = ([label.get_text() for label in axes.get_yticklabels()] for axes in drawn["claims.png"].axes)
     assert (points, ratios) == (["it helps <more>: not supported"], [f"later: {later['verdict']}"])
-    assert report.claims_figure([], tmp_path / "claims.png") == []
+    assert report.claims_figure([], tmp_path / "claims.png", {}) == []

@@ -138,7 +138,7 @@ def row_of(words):
         f"{step / 1e6:.2f}M",
         f"{config.learning_rate:.2g}",
         f"{sum(memory_of(config, model, 8).values()) / 1e9:.0f} GB",
-        f"{dry_run.hours_of(flops, MFU * PEAK_FLOPS[CARD]):.1f}",
+        f"{flops / (MFU * PEAK_FLOPS[CARD]) / 3600:.1f}",
     ]
     return f"| {' | '.join(cells)} |"
 
