@@ -22,13 +22,21 @@ class Function(torch.autograd.Function):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        backward = cls.backward
+        forward, backward = cls.forward, cls.backward
+
+        def with_new_outputs(ctx, *inputs):
+            outputs = forward(ctx, *inputs)
+            if not torch.compiler.is_compiling():
+                return outputs
+            if isinstance(outputs, tuple):
+                return tuple(x.view_as(x) for x in outputs)
+            return outputs.view_as(outputs)
 
         def without_autocast(ctx, *gradients):
             with torch.autocast(gradients[0].device.type, enabled=False):
                 return backward(ctx, *gradients)
 
-        cls.forward = staticmethod(cls.forward)  # type: ignore
+        cls.forward = staticmethod(with_new_outputs)  # type: ignore
         cls.backward = staticmethod(once_differentiable(without_autocast))  # type: ignore
 
 

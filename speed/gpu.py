@@ -22,6 +22,7 @@ import torch
 
 from speed import agreement, scripts, steps
 from speed.config import BenchConfig
+from speed.measure import RECURRENT
 from speed.rows import Rows
 
 LEAST = 12  # seconds: with less left, a part is not begun
@@ -33,12 +34,18 @@ UNTIMED = {  # {part: (what it calls, with BenchConfig and Rows; its limit in se
     "agreement_fla_compiled": (functools.partial(agreement.measure, "auto", True), 140),
     "scripts": (scripts.measure, 140),
 }
+ALL = ("softmax", *RECURRENT)
+COMPARED = ("softmax", "gla", "mamba2", "gated_deltanet")
 TIMED = {
     "step": (steps.step, 150),
-    "mixers": (functools.partial(steps.mixers, (1024, 4096), False), 150),
     "decode": (steps.decode, 60),
+    "mixers": (functools.partial(steps.mixers, ALL, (4096, 16_384, 1024), "auto", False), 100),
+    "mixers_compiled": (
+        functools.partial(steps.mixers, COMPARED, (4096, 16_384), "auto", True),
+        240,
+    ),
     "profile": (steps.profile, 90),
-    "compiled": (functools.partial(steps.mixers, (1024,), True), 360),
+    "mixers_torch": (functools.partial(steps.mixers, RECURRENT, (1024,), "torch", False), 60),
 }
 PARTS = UNTIMED | TIMED
 

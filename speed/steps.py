@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from base import files
-from ops.kernels import has_fla
 from runs.hardware import autocast, peak_flops, seconds_of
 from speed.config import BenchConfig
-from speed.measure import NANOGPT, PLAIN, RECURRENT, TOKENS, Side, prefilled
+from speed.measure import NANOGPT, PLAIN, TOKENS, Side, prefilled
 from speed.rows import Rows
 
 WARM_UP = 5  # steps
@@ -27,7 +26,7 @@ HOW = ("float32", "autocast", "bfloat16 weights")  # sample.py decodes as the fi
 def make_side(config: BenchConfig, attention: str = "softmax", T: int = 1024, **keys: Any) -> Side:
     """A Side of measure.py; keys of it and of the model."""
     size: dict = dict(n_layer=12, n_head=12, n_embd=768, vocab_size=50_304, block_size=T)
-    return Side(config, attention, B=12 * 1024 // T, **size, **keys)
+    return Side(config, attention, B=max(1, 12 * 1024 // T), **size, **keys)
 
 
 def timed(config: BenchConfig, rows: Rows, row: str, compiled: bool, **keys: Any) -> Side:
@@ -72,11 +71,12 @@ def step(config: BenchConfig, rows: Rows) -> None:
             timed(config, rows, row, compiled, train=replace(PLAIN, optimizer="muon"))
 
 
-def mixers(lengths: tuple, compiled: bool, config: BenchConfig, rows: Rows) -> None:
-    """A step of recurrent mixers, with fla's kernels and in plain PyTorch."""
-    ways = ("auto", "torch") if has_fla() else ("torch",)
-    for T, mixer, kernels in itertools.product(lengths, RECURRENT, ways):
-        row = f"{mixer}, {T:,} tokens, kernels={kernels}"
+def mixers(
+    names: tuple, lengths: tuple, kernels: str, compiled: bool, config: BenchConfig, rows: Rows
+) -> None:
+    """A step of these mixers at each length, of 12,288 tokens, or of one row that is longer."""
+    for T, mixer in itertools.product(lengths, names):
+        row = f"{mixer}, {T:,} tokens, kernels={kernels}, {'compiled' if compiled else 'plain'}"
         with rows.attempt(row):
             timed(config, rows, row, compiled, attention=mixer, T=T, kernels=kernels)
 
