@@ -16,6 +16,9 @@ class Function(torch.autograd.Function):
     """Makes a subclass's forward and backward static, and lets the backward run without autocast,
     which would round: a compiled step traces its backward under the autocast of its forward.
 
+    Under torch 2.11 a compiled step gives no gradient to an output that an in-place method, or a
+    cast that changes nothing, has returned. A compiled forward therefore returns views.
+
     It treats saved intermediates as constants, so it refuses a second derivative: a Hessian would
     be silently wrong.
     """

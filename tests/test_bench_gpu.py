@@ -126,7 +126,11 @@ def test_the_scripts_are_run_and_a_run_that_was_stopped_ends_with_the_same_bits(
 
 def test_the_speeds_of_the_parts_are_there_for_both_sides_every_mixer_and_way_to_decode(cpu, monkeypatch):
     cpu.pairs = 6
-    monkeypatch.setattr(steps, "RECURRENT", ("gla", "gated_deltanet"))
+    names, lengths = ("gla", "gated_deltanet"), (1024, 4096)
+    parts = {"mixers": False, "mixers_compiled": True}
+    for part, is_compiled in parts.items():
+        call = functools.partial(steps.mixers, names, lengths, "auto", is_compiled)
+        monkeypatch.setitem(gpu.PARTS, part, (call, 100))
     monkeypatch.setattr(steps, "peak_flops", lambda device, dtype: (1e12, ""))
     table = measured(cpu, "step", monkeypatch)
     flops, row = 3 * GPT(GPTConfig(**TINY, block_size=32)).flops_per_token(), table["ours, plain"]
@@ -136,10 +140,10 @@ def test_the_speeds_of_the_parts_are_there_for_both_sides_every_mixer_and_way_to
     assert table["nanoGPT, plain / ours, plain"]["ratio"] > 0
     assert all(row["mfu"] > 0 for name, row in table.items() if "nanoGPT" not in name)
     table = measured(cpu, "mixers", monkeypatch)
-    assert {*table} == {f"{name}, {T} tokens, kernels=torch" for name in steps.RECURRENT for T in ("1,024", "4,096")}
+    assert {*table} == {f"{name}, {T:,} tokens, kernels=auto, plain" for name in names for T in lengths}
     assert len(measured(cpu, "decode", monkeypatch)) == 2 * 2 * len(steps.HOW)
-    table = measured(cpu, "compiled", monkeypatch)
-    assert len(table) == len(steps.RECURRENT)
+    table = measured(cpu, "mixers_compiled", monkeypatch)
+    assert len(table) == 4
     assert {(row["graphs"], row["breaks"]) for row in table.values()} == {(1, 0)}
 
 
