@@ -18,6 +18,7 @@ import torch
 from scipy.stats import quantile_test
 
 from base import files
+from runs.outdir import ROOT
 from speed.config import BenchConfig
 from speed.measure import interleave
 
@@ -47,7 +48,8 @@ class Rows:
             yield
         except Exception as error:
             traceback.print_exc()
-            self.write(row, error=f"{type(error).__name__}: {error}"[:200])
+            words = f"{type(error).__name__}: {error}".replace(f"{ROOT}/", "")
+            self.write(row, error=words[:200])
         finally:
             gc.collect()
             torch.cuda.empty_cache()

@@ -126,7 +126,8 @@ def test_the_scripts_are_run_and_a_run_that_was_stopped_ends_with_the_same_bits(
 
 def test_the_speeds_of_the_parts_are_there_for_both_sides_every_mixer_and_way_to_decode(cpu, monkeypatch):
     cpu.pairs = 6
-    names, lengths = ("gla", "gated_deltanet"), (1024, 4096)
+    names = ("gla", "gated_deltanet")
+    lengths = (1024, 4096)
     parts = {"mixers": False, "mixers_compiled": True}
     for part, is_compiled in parts.items():
         call = functools.partial(steps.mixers, names, lengths, "auto", is_compiled)

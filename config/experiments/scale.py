@@ -2,7 +2,7 @@
 What does a gate gain in models of 12M parameters on 31M tokens, at equal parameters? Softmax and Gated DeltaNet.
 
 6 layers x 384, 512 tokens of bpe:4096 on data/pylib, 950 steps of 64 rows: 31M tokens, each read about once, 14 times
-the parameters and, counted in bytes, 9 times the text of one_harness.py. All have a convolution of 4 on q, k and v. A
+the parameters and, counted in bytes, 8 times the text of one_harness.py. All have a convolution of 4 on q, k and v. A
 gated model has a narrower MLP, so that it has the parameters of the ungated one. The rate, 2e-3 behind 100 steps of
 warmup and falling to a tenth, was not chosen: no run was made before these. A gain is a loss of the whole validation
 split (nats a token) without the sigmoid gate minus one with it.
