@@ -203,8 +203,8 @@ class CosFormer(Mixer):
                 f"cosformer: position {end} is past block_size={M}, where its cosine turns negative"
             )
         cos, sin = self.angles(at_least_float32(p.q), start)  # (T, 1, 1)
-        q = CosSinFeatures.apply(at_least_float32(p.q), cos, sin)  # (B, T, H, 2D)
-        k = CosSinFeatures.apply(at_least_float32(p.k), cos, sin)
+        q = CosSinFeatures.call(at_least_float32(p.q), cos, sin)  # (B, T, H, 2D)
+        k = CosSinFeatures.call(at_least_float32(p.k), cos, sin)
         return p._replace(q=q, k=k)
 
 
@@ -585,7 +585,7 @@ class GPT(nn.Module):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., C) -> float logits (..., vocab_size)."""
-        return at_least_float32(F.linear(x, self.output_weight))
+        return layers.float_linear(x, self.output_weight)
 
     def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss of training, summed over the labels. Hidden states x (B, T, C), targets (B, T).

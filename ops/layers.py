@@ -16,6 +16,8 @@ from torch import Tensor
 from ops import fast
 from ops.fast import at_least_float32
 
+LINEAR_ROWS = 4096  # of a weight, at once
+
 
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019), in the dtype
@@ -39,7 +41,7 @@ class RMSNorm(nn.RMSNorm):
             if x.is_cpu and torch.is_autocast_enabled("cpu")
             else x.dtype
         )
-        return fast.Norm.apply(fine, self.weight.to(fine.dtype), self.eps).to(dtype)
+        return fast.Norm.call(fine, self.weight.to(fine.dtype), self.eps).to(dtype)
 
 
 def make_norm(config) -> nn.Module:
@@ -54,6 +56,21 @@ class ResidualLinear(nn.Linear):
     (GPT.init_weights)."""
 
     start_scale = 1.0  # a factor on its start
+
+
+def float_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """F.linear(x, weight) in at least float32: x (..., C), weight (V, C) -> (..., V).
+
+    In half precision without a gradient it is made in blocks of V: the products of 512 tokens and
+    50,000 rows are 50 MB, and made and copied whole they took a sixth longer.
+    """
+    is_half = x.dtype in (torch.float16, torch.bfloat16)
+    if not is_half or torch.is_grad_enabled() or not x.is_cpu:
+        return at_least_float32(F.linear(x, weight))
+    y = x.new_empty(*x.shape[:-1], len(weight), dtype=torch.float32)
+    for rows, part in zip(weight.split(LINEAR_ROWS), y.split(LINEAR_ROWS, dim=-1), strict=True):
+        part.copy_(F.linear(x, rows))
+    return y
 
 
 class FusedLinear(nn.Linear):
@@ -95,7 +112,7 @@ class ShortConv(nn.Module):
         x = torch.cat([past, x], dim=1)
         if state is not None:
             state[self.state_name] = x[:, T:].clone()  # a view would keep the whole prefill alive
-        return fast.Convolution.apply(x, self.weight, self.bias)
+        return fast.Convolution.call(x, self.weight, self.bias)
 
 
 def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv:
@@ -163,7 +180,7 @@ def attention(q, k, v, mask, scale: float | None = None) -> Tensor:
     if is_slow or not takes_groups(q, mask):
         k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     if is_slow:
-        return fast.CausalAttention.apply(q, k, v, scale)
+        return fast.CausalAttention.call(q, k, v, scale)
     options: dict = dict(is_causal=is_causal, scale=scale, enable_gqa=k.shape[1] < q.shape[1])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)[..., :D]
 
@@ -196,7 +213,7 @@ def rotate(x: Tensor, start: int, angles: "Angles") -> Tensor:
     x = at_least_float32(x)
     cos, sin = angles(x, start)  # (T, 1, n)
     width = 2 * cos.shape[-1]
-    turned = fast.Rotation.apply(x[..., :width], cos, sin)
+    turned = fast.Rotation.call(x[..., :width], cos, sin)
     return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
 
 
@@ -287,4 +304,4 @@ class Angles(nn.Module):
 def l2_norm(x: Tensor) -> Tensor:
     """x / sqrt(sum(x^2) + 1e-6) over the last axis, computed in at least float32, in the dtype of
     x."""
-    return fast.L2Norm.apply(at_least_float32(x)).to(x.dtype)
+    return fast.L2Norm.call(at_least_float32(x)).to(x.dtype)

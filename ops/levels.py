@@ -103,7 +103,7 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
     write = k_to_end.mT
     if beta is not None:
         u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
-        inverse = Inverse.apply((u * beta).tril(-1)) * beta.mT
+        inverse = Inverse.call((u * beta).tril(-1)) * beta.mT
         inside, write = product(inside, inverse), product(write, inverse)
         read = read - product(inside, from_start)
         eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)

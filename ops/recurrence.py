@@ -113,7 +113,7 @@ def chunked(
         w = None
         if beta is not None:
             u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
-            inverse = Inverse.apply((u * beta).tril(-1)) * beta.mT
+            inverse = Inverse.call((u * beta).tril(-1)) * beta.mT
             v, w = product(inverse, v), product(inverse, from_start)
         # 3. and 4. the readout and the states, which are not needed inside a single chunk that
         # begins with zeros
@@ -122,7 +122,7 @@ def chunked(
             S = product(k_to_end.mT, v)[:, :, 0].expand_as(S)
         else:
             tensors = (inside, q_from_start, k_to_end, v, w, decay)
-            o, S = Chunks.apply(*(_flat(x, S.shape[1]) for x in tensors), S)
+            o, S = Chunks.call(*(_flat(x, S.shape[1]) for x in tensors), S)
     return o.reshape(*S.shape[:2], -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
 
 
@@ -141,7 +141,7 @@ def quadratic(q, k, *, log_decay=None, beta=None, erase=None) -> Tensor:
         w = weights(q, k, log_decay)[0]
         if beta is not None:
             u = weights(k if erase is None else erase, k, log_decay)[0]
-            inverse = Inverse.apply((u * beta).tril(-1))
+            inverse = Inverse.call((u * beta).tril(-1))
             w = product(w, inverse) * beta.mT
     return w[:, :, 0, :T, :T]
 
@@ -157,11 +157,11 @@ def weights(q: Tensor, k: Tensor, log_decay: Tensor | None) -> tuple:
     # with the delta rule it is k, and torch.compile does not take one tensor for two inputs
     q = q.view_as(q)
     if log_decay is None:
-        return *PlainWeights.apply(q, k), k.new_ones(*k.shape[:3], 1, 1)
+        return *PlainWeights.call(q, k), k.new_ones(*k.shape[:3], 1, 1)
     if log_decay.shape[-1] == 1:
-        return HeadWeights.apply(q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
+        return HeadWeights.call(q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
     heads = max(x.shape[1] for x in (q, k, log_decay))
-    outputs = ChannelWeights.apply(*(_flat(x, heads) for x in (q, k, log_decay)))
+    outputs = ChannelWeights.call(*(_flat(x, heads) for x in (q, k, log_decay)))
     inside, q, k, decay = (x.unflatten(0, (-1, heads, log_decay.shape[2])) for x in outputs)
     return inside, q, k, decay.mT
 

@@ -148,3 +148,24 @@ def test_causal_attention_and_its_gradients_are_the_definition(T, heads, width, 
     gradients, exact_gradients = torch.autograd.grad(o, qkv, do), torch.autograd.grad(expected, exact, do.double())
     for y, exact_y in zip((o, *gradients), (expected, *exact_gradients), strict=True):
         assert y.dtype == dtype and (y - exact_y).norm() < error * exact_y.norm()
+
+
+@pytest.mark.parametrize("vocab_size", [7, 4096, 10_000])
+def test_logits_in_blocks_are_the_logits_of_one_product(vocab_size):
+    x, weight = torch.randn(3, 5, 8).bfloat16(), torch.randn(vocab_size, 8).bfloat16()
+    with torch.no_grad():
+        y = layers.float_linear(x, weight)
+    assert y.dtype == torch.float32
+    assert torch.equal(y, F.linear(x, weight).float())
+    assert torch.equal(layers.float_linear(x, weight), y)  # with a gradient: one product
+
+
+def test_a_function_called_without_a_gradient_gives_what_it_gives_with_one():
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    y = fast.L2Norm.call(x)
+    assert y.requires_grad
+    with torch.no_grad():
+        called = fast.L2Norm.call(x)
+    assert torch.equal(called, y) and not called.requires_grad
+    with torch.inference_mode():
+        assert torch.equal(fast.L2Norm.call(x), y)
