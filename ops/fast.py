@@ -382,6 +382,13 @@ class Rotation(Function):
 
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
+        if torch.compiler.is_compiling():
+            # halves that are written apart would be one kernel with a condition for each number,
+            # which took three times as long
+            halves = x.unflatten(-1, (2, -1))  # (B, T, H, 2, D/2)
+            sines = torch.stack([-sin, sin], dim=-2)
+            y = (halves * cos[..., None, :]).addcmul(halves.flip(-2), sines)
+            return y.flatten(-2)
         y = x * torch.cat([cos, cos], -1)
         left, right = x.chunk(2, dim=-1)
         y_left, y_right = y.chunk(2, dim=-1)

@@ -3,6 +3,9 @@ whole: a sum over chunks of tokens, whose gradient is computed in the same pass,
 are at hand.
 """
 
+import functools
+import importlib.util
+
 import torch
 from torch import Tensor
 
@@ -21,6 +24,16 @@ def chunk_tokens(weight: Tensor) -> int:
         if weight.device.type in ("cpu", "mps")
         else min(max(4096, 2**28 // len(weight)), 8192)
     )
+
+
+@functools.cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def takes_kernel(logits: Tensor) -> bool:
+    """Whether softmax_kernel.py computes the softmax of these logits."""
+    return logits.is_cuda and logits.dtype != torch.float64 and has_triton()
 
 
 def cross_entropy_sum(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -84,7 +97,9 @@ def loss_and_gradients(
         # the large tensors are made once, and every chunk writes to them: fresh memory costs more
         # than the sums
         products = torch.empty(min(len(x), size), len(w), dtype=dtype, device=x.device)
-        logits, log_shares = (torch.empty_like(products, dtype=loss.dtype) for _ in range(2))
+        buffers = []
+        if not takes_kernel(products):
+            buffers = [torch.empty_like(products, dtype=loss.dtype) for _ in range(2)]
         dw_chunk = torch.empty_like(w)
         for start in range(0, len(x), size):
             rows = slice(start, start + size)
@@ -93,24 +108,38 @@ def loss_and_gradients(
             # zeros replace ignored tokens, which may hold an infinity: inf * 0 would be NaN below
             x_rows = x[rows].to(dtype).masked_fill(~counts, 0)
             product = torch.mm(x_rows, w.T, out=products[: len(x_rows)])
-            logit = logits[: len(x_rows)].copy_(product)  # (rows, V)
             # only -100 becomes id 0; any other invalid id must raise
             target = target.masked_fill(~counts, 0)
-            log_share = torch.log_softmax(logit, -1, out=log_shares[: len(x_rows)])
-            of_target = log_share.gather(-1, target)
+            of_target = softmax_(product, target, buffers, grad)
             loss = loss - (of_target * counts).sum()
             if grad:
-                # softmax, then minus one at the target, each rounded to the dtype of the products.
-                # A GPU does so on the way out; a CPU would first make a copy
-                if product.is_cpu and dtype != log_share.dtype:
-                    product.copy_(log_share.exp_())
-                else:
-                    torch.exp(log_share, out=product)
+                # the gradient of the logits: the softmax, less one at the target
                 product.scatter_(-1, target, (of_target.exp() - 1).to(dtype))
                 # ignored tokens get no gradient; in dw their x is already zero
                 dx[rows] = (product @ w) * counts
                 dw += torch.mm(product.T, x_rows, out=dw_chunk)
     return loss, dx, dw
+
+
+def softmax_(product: Tensor, target: Tensor, buffers: list[Tensor], is_written: bool) -> Tensor:
+    """log softmax(product)[target] of each row, in at least float32: product (rows, V), target (rows,
+    1) -> (rows, 1). If is_written, product becomes its softmax, rounded to its dtype. buffers: two
+    of at least its rows, which softmax_kernel.py does without."""
+    if not buffers:
+        from ops import softmax_kernel
+
+        of_target = product.gather(-1, target).float()
+        return of_target - softmax_kernel.softmax_(product, is_written)
+    logits, log_shares = (buffer[: len(product)] for buffer in buffers)
+    log_share = torch.log_softmax(logits.copy_(product), -1, out=log_shares)
+    of_target = log_share.gather(-1, target)
+    if is_written:
+        # a GPU rounds on the way out; a CPU would first make a copy
+        if product.is_cpu and product.dtype != log_share.dtype:
+            product.copy_(log_share.exp_())
+        else:
+            torch.exp(log_share, out=product)
+    return of_target
 
 
 # torch.compile would unroll the loop, 33 nodes a chunk

@@ -196,7 +196,7 @@ def memory_of(config: TrainConfig, model: GPT, world_size: int) -> dict[tuple[st
     parts["activations", how] = tokens * activations
     table = model.output_weight
     chunk = min(tokens, chunk_tokens(table))
-    logits = chunk * len(table) * (2 * 4 + width)
+    logits = chunk * len(table) * width  # the kernel of ops/softmax_kernel.py works in place
     how = f"{chunk:,} tokens x {len(table):,} logits, and the output weight in {dtype} and its gradient"
     parts["loss", how] = logits + table.numel() * (4 + 2 * width) + 3 * 4 * tokens * config.n_embd
     parts["batches", "ids and labels of a step, 8 bytes each"] = 16 * tokens * micro_steps
