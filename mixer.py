@@ -41,6 +41,10 @@ class Projection(NamedTuple):
     # (B, T, H, L), how much of each level is read (ops/levels.py); Mixer makes them
     levels: torch.Tensor | None = None
 
+    def replace(self, **values) -> "Projection":
+        """_replace(**values), which torch 2.11 cannot compile in front of fla's kernels."""
+        return Projection(**{**self._asdict(), **values})
+
 
 class Mixer(nn.Module):
     """q, k, v -> gates on them -> recurrence or softmax -> norm and gates of the readout -> output
@@ -216,7 +220,7 @@ class Mixer(nn.Module):
         if erase is not None:
             erase = self.gated("key", erase, x)
         of_levels = None if self.levels is None else self.levels(x, start)
-        return p._replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=of_levels)
+        return p.replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=of_levels)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is

@@ -205,7 +205,7 @@ class CosFormer(Mixer):
         cos, sin = self.angles(at_least_float32(p.q), start)  # (T, 1, 1)
         q = CosSinFeatures.call(at_least_float32(p.q), cos, sin)  # (B, T, H, 2D)
         k = CosSinFeatures.call(at_least_float32(p.k), cos, sin)
-        return p._replace(q=q, k=k)
+        return p.replace(q=q, k=k)
 
 
 class GLA(Mixer):

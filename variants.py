@@ -57,7 +57,7 @@ class FoX(WrittenOut):
             log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
             # a view would keep all of it alive
             state["log_decay"] = log_decay[:, x.shape[1] :].clone()
-        return super().project(x, state, start)._replace(log_decay=log_decay)
+        return super().project(x, state, start).replace(log_decay=log_decay)
 
     def mask(self, i, j, window: int, p: Projection) -> torch.Tensor:
         """What is added to the scores: float (B, H, T, S)."""
@@ -113,7 +113,7 @@ class ZeroSink(Softmax):
         return x.new_zeros(len(x), self.n_head, x.shape[1])
 
     def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        return super().project(x, state, start)._replace(sink=self.sink_logit(x))
+        return super().project(x, state, start).replace(sink=self.sink_logit(x))
 
     def attend(self, q, k, v, mask, p: Projection) -> torch.Tensor:
         """torch's kernels read a first key, whose value is zero. In one more channel it has a 1, the
@@ -222,7 +222,7 @@ class GatedDeltaNet2(KDA):
         # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
         erase, write = erase.view_as(p.k), write.view_as(p.v)
         v = (write / self.config.beta_max * p.v).to(p.v.dtype)
-        return p._replace(v=v, beta=torch.ones_like(p.beta[..., : self.n_head]), erase=erase * p.k)
+        return p.replace(v=v, beta=torch.ones_like(p.beta[..., : self.n_head]), erase=erase * p.k)
 
 
 class DeltaProduct(GatedDeltaNet):
@@ -341,9 +341,7 @@ class Mamba3(Mixer):
             if state is not None:
                 state[name] = y[:, -1].clone()  # a view would keep the whole prefill alive
         k = (p.log_decay.exp() * (before["own"] + rest))[..., None] * before["k"]
-        return p._replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(
-            -1
-        )
+        return p.replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(-1)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         late, own = self.late(p, state)

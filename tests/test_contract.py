@@ -436,7 +436,7 @@ def test_positive_weights_can_be_summed_in_a_denominator(about):
     why = "has_positive_weights=True lets readout_norm='denominator' through"
     mixer = make_model(about, readout_norm="denominator").blocks[0].mixer
     p = mixer.gated_projection(torch.randn(2, T, 32, dtype=torch.float64))
-    ones = mixer.read(p._replace(v=torch.ones_like(p.v)), None, 0)
+    ones = mixer.read(p.replace(v=torch.ones_like(p.v)), None, 0)
     assert ones.shape[-1] == mixer.value_width + 1, f"{why}, but its readout has no channel for the denominator"
     assert ones.min() >= 0, f"{why}, but the sum of its weights is negative"
     assert (ones - ones[..., -1:]).abs().max() < 1e-10, f"{why}, but its last channel is not the sum of its weights"

@@ -1,8 +1,11 @@
-"""Gradients of the functions of ops/fast.py in a compiled step. torch 2.11 left some of them out without an error."""
+"""What torch 2.11 compiled wrongly: it left out gradients of functions of ops/fast.py without an error, and failed
+where a layer's recurrence is not compiled, as fla's kernels are not."""
 
 import pytest
 import torch
 
+import variants  # noqa: F401
+from model import GPT, GPTConfig
 from ops import fast, recurrence
 
 R = torch.randn
@@ -40,3 +43,19 @@ def test_a_compiled_step_has_the_gradients_of_a_plain_one(name):
     compiled = gradients(torch.compile(lambda *xs: call(*xs), backend="aot_eager"))
     for right, found in zip(plain, compiled, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gla", "mamba2", "gated_deltanet", "cosformer", "kda", "deltanet", "mamba3"])
+def test_a_step_whose_recurrence_is_not_compiled_has_the_gradients_of_a_plain_one(name, monkeypatch):
+    monkeypatch.setattr(recurrence, "chunked", torch.compiler.disable(recurrence.chunked))
+    sizes = dict(n_layer=1, n_embd=16, n_head=2, vocab_size=32, block_size=32)
+    model = GPT(GPTConfig(**sizes, attention=name, gate="elementwise"))
+    idx = torch.randint(32, (2, 32))
+
+    def gradients(function):
+        return torch.autograd.grad(function(idx, idx), list(model.parameters()))
+
+    torch._dynamo.reset()
+    plain = gradients(model)
+    compiled = gradients(torch.compile(model, backend="aot_eager"))
+    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)

@@ -17,7 +17,7 @@ class Rotated(GLA):
     def project(self, x, state, start):
         p = super().project(x, state, start)
         angles = Angles(rope_frequencies, self.key_width, self.config.rope_base)
-        return p._replace(q=rotate(p.q, start, angles), k=rotate(p.k, start, angles))
+        return p.replace(q=rotate(p.q, start, angles), k=rotate(p.k, start, angles))
 
 
 OWN = {"window": type("Window", (Softmax,), {}), "rotated": Rotated, "delta": type("Delta", (GatedDeltaNet,), {})}

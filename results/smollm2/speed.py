@@ -3,8 +3,9 @@ Times SmolLM2-135M-Instruct here and in transformers: reading 512 tokens, and wr
 
     python results/smollm2/speed.py    # adds lines to speed.jsonl; 7 minutes on two cores
 
-Needs `hub/export.py --checkpoint=out/smollm2/model.gguf --to_hf=out/smollm2/hf --family=llama` and transformers. Both sides take turns in one
-process, on two threads; what counts is the median of the ratios of pairs, and its 95% interval by order statistics.
+"Reads" is the time to the first new token; the logits of all 512 are float32 here, and of the weights' dtype there.
+Both sides take turns in one process, on two threads; what counts is the median of the ratios of pairs, and its 95%
+interval by order statistics.
 """
 
 import json
@@ -23,7 +24,8 @@ from runs.hardware import seconds_of
 from runs.outdir import git_state
 from speed.rows import median_interval, rounded
 
-MODEL = "out/smollm2/hf"
+MODEL = "out/smollm2/exported"  # README.md beside this file has both commands
+HF = "out/smollm2/hf"
 PAIRS = 11
 PROMPT = 16
 NEW = 128
@@ -33,29 +35,37 @@ READ = 512
 def main():
     torch.set_num_threads(2)
     for dtype in (torch.float32, torch.bfloat16):
-        ours = load_model(MODEL, torch.device("cpu"))[0].to(dtype).eval()
-        theirs = AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype).eval()
-        torch.manual_seed(0)
-        text = torch.randint(2, ours.config.vocab_size, (1, READ))
-        prompt = text[:, :PROMPT]
+        compare_in(dtype, str(dtype).removeprefix("torch."))
 
-        @torch.inference_mode()
-        def read_ours():
-            ours(text)
 
-        @torch.inference_mode()
-        def read_theirs():
-            theirs(text, use_cache=False)
+def compare_in(dtype, name):
+    ours = load_model(MODEL, torch.device("cpu"))[0].to(dtype).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(HF, dtype=dtype).eval()
+    torch.manual_seed(0)
+    text = torch.randint(2, ours.config.vocab_size, (1, READ))
+    lengths = {"do_sample": False, "pad_token_id": 0}
 
-        def write_ours():
-            ours.generate(prompt, NEW, temperature=0)
+    def write_ours(prompt, n):
+        ours.generate(prompt, n, temperature=0)
 
-        def write_theirs():
-            lengths = {"max_new_tokens": NEW, "min_new_tokens": NEW}
-            theirs.generate(prompt, do_sample=False, pad_token_id=0, **lengths)
+    def write_theirs(prompt, n):
+        theirs.generate(prompt, max_new_tokens=n, min_new_tokens=n, **lengths)
 
-        compare(f"reads {READ} {str(dtype)[6:]}", read_ours, read_theirs)
-        compare(f"writes {NEW} {str(dtype)[6:]}", write_ours, write_theirs)
+    @torch.inference_mode()
+    def logits_ours():
+        ours(text)
+
+    @torch.inference_mode()
+    def logits_theirs():
+        theirs(text, use_cache=False)
+
+    read = f"reads {READ} and writes 1, {name}"
+    compare(read, lambda: write_ours(text, 1), lambda: write_theirs(text, 1))
+    compare(f"logits of {READ}, {name}", logits_ours, logits_theirs)
+    prompt = text[:, :PROMPT]
+    compare(
+        f"writes {NEW}, {name}", lambda: write_ours(prompt, NEW), lambda: write_theirs(prompt, NEW)
+    )
 
 
 def compare(name, ours, theirs):
