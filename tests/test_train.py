@@ -350,8 +350,8 @@ def test_a_run_shorter_than_its_interval_evaluates_a_tenth_of_what_it_trains_on(
     assert last["labels"] == 223 and "shorter than" not in capsys.readouterr().out
     # the lowest loss of another sample is no measure of this one
     assert checkpoints.load(out / "best.pt")["best_val_loss"] == last["val_loss"]
-    run("whole", max_iters=2, **keys | dict(eval_tokens=None))
-    assert helpers.metrics("whole", "eval")[-1]["labels"] == open_dataset(text).counts("val")["tokens"] - 1
+    whole = run("whole", max_iters=2, **keys | dict(eval_tokens=None))
+    assert helpers.metrics(whole, "eval")[-1]["labels"] == open_dataset(text).counts("val")["tokens"] - 1
 
 
 def test_meters_read_no_more_than_the_evaluation_but_four_rows(run, text, monkeypatch):
