@@ -16,6 +16,7 @@ DECIMALS = re.compile(r"\d+\.(\d+)")
 
 def test_each_step_of_the_walkthrough_prints_what_stands_there(capsys):
     assert len(STEPS) == 7 and sum(code.count("\n") for code, _ in STEPS[:6]) <= 175
+    plt.close("all")  # figures of other tests
     names = {}
     for code, shown in STEPS:
         exec(code, names)
