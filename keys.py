@@ -441,7 +441,9 @@ class TrainConfig(GPTConfig):
     # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of
     # their time
     eval_tokens: int | None = key(
-        100_000, "size of the fixed sample that evaluations read (None: all)", at_least=1
+        100_000,
+        "size of the fixed sample that evaluations read (None: all); less in a run under eval_interval",
+        at_least=1,
     )
     eval_whole: bool | None = key(
         None, "end with the whole validation split (None: if that is quicker than training)"

@@ -34,6 +34,7 @@ configurator.begin(__name__, PlotConfig, __doc__, positional="folders")
 import itertools
 import math
 import os
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -45,7 +46,7 @@ from base.configurator import UserError
 from base.files import one_line, read_json, read_jsonl
 from runs import probe
 from study import report
-from study.drawing import write
+from study.drawing import dress, write
 from study.rows import read_rows
 from study.token_page import write_page
 
@@ -80,6 +81,11 @@ def curves(folders: list[Path]) -> Path:
         metrics = read_jsonl(folder / "metrics.jsonl")
         lines[str(folder)] = losses_of(metrics, "eval", "val_loss")
     draw_lines(axes, lines)
+    ends = {label: points[-1][1] for label, points in lines.items() if points}
+    if ends:
+        least = min(ends, key=ends.__getitem__)
+        title = f"Lowest at its end: {least}, {ends[least]:.4f}"
+        axes.set_title(textwrap.fill(title, 60), fontsize=11)
     axes.set(xlabel="step", ylabel="validation loss (nats a token)   ← better")
     # beside it, in out/, the default run would find a foreign file
     return write(figure, folders[0] / "curves.png")
@@ -94,6 +100,7 @@ def draw_lines(axes: plt.Axes, lines: dict[str, list]) -> None:
     for label, points in lines.items():
         if points:
             axes.plot(*zip(*points, strict=True), ".-", label=label)
+    dress(axes)
     if 0 < len(axes.lines) < 9:
         axes.legend()
 
@@ -117,7 +124,9 @@ def maps(file: Path) -> Path | str:
                 panels.append((title, passed, gate[:0], shown))
     if not panels:
         return f"{file}: has no attention map, nothing to draw"
-    norm = PowerNorm(0.5, 0, max(weights.max() for _, weights, _, _ in panels))
+    most = max(weights.max() for _, weights, _, _ in panels)
+    norm = PowerNorm(0.5, 0, most)
+    ticks = [0, 0.1 * most, 0.25 * most, 0.5 * most, most]  # apart by the root
     # two in a line, and the scale in the last cell or behind them: a phone is narrow
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -144,13 +153,14 @@ def maps(file: Path) -> Path | str:
     for axes in grid[:, 0]:
         axes.set_ylabel("query (position)")
     label = "size of the weight\n(colours by its root)"
+    marks: dict = {"ticks": ticks, "format": "%.2g"}
     spare = grid.flat[len(panels) :]
     for axes in spare:
         axes.set_axis_off()
         scale = axes.inset_axes((0.1, 0.3, 0.8, 0.06))
-        figure.colorbar(image, cax=scale, orientation="horizontal", label=label)
+        figure.colorbar(image, cax=scale, orientation="horizontal", label=label, **marks)
     if not len(spare):
-        figure.colorbar(image, ax=grid, label=label)
+        figure.colorbar(image, ax=grid, label=label, **marks)
     handles, names = grid.flat[0].get_legend_handles_labels()
     if names and len(spare):
         spare[0].legend(handles, names, loc="center", frameon=False, fontsize=12)
@@ -230,8 +240,13 @@ UNITS = {
 def numbers_of(layer: dict) -> dict[str, dict]:
     """{panel: {label: number}} of the meters of one layer, means over its heads."""
     sink, residual = layer["sink"], layer["residual"]
+    heads = {f"head {i}": x for i, x in enumerate(sink["share"])}
+    found = [x for x in sink["share"] if x is not None]
+    if len(heads) > 8 and found:  # so many lines cannot be told apart
+        mean = probe.mean_of([sink], "share")
+        heads = {"highest head": max(found), "mean": mean, "lowest head": min(found)}
     return {
-        "Weight of each head on token 0": {f"head {i}": x for i, x in enumerate(sink["share"])},
+        "Weight of each head on token 0": heads,
         "Token 0": {
             "weight": probe.mean_of([sink], "share"),
             "effective sink": probe.mean_of([sink], "effective"),

@@ -244,6 +244,7 @@ class Run:
 
     step: int = 0  # the step that comes next, or is being taken
     saved_step: int | None = None
+    eval_tokens: int | None = None  # that an evaluation reads; None: all
     best_val_loss: float = math.inf
     evaluations: list[dict] = dataclasses.field(default_factory=list)
     seconds_before: float = 0.0  # of training, before it was stopped
@@ -414,6 +415,15 @@ def flops_of_training(run: Run) -> float:
 # -- Evaluations and checkpoints -------------------------------------------------------------------
 
 
+def sample_size(run: Run, max_iters: int, eval_interval: int) -> int | None:
+    """How many tokens of the validation split an evaluation reads (None: all): eval_tokens, but in
+    a run shorter than eval_interval, a trial, at most a tenth of those it trains on."""
+    tokens = run.config.eval_tokens
+    if tokens is None or max_iters >= eval_interval:
+        return tokens
+    return min(tokens, max(1, max_iters * tokens_per_step(run) // 10))
+
+
 def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
     """The numbers of the validation split. tokens: read a fixed sample of about so many (None:
     all). A signal ends it before its next batch, on all processes, and then the run."""
@@ -457,7 +467,9 @@ def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
             ):
                 # a mixture has those of its first part
                 part = run.dataset.parts[0]
-                numbers["meters"] = training_meters(model, part, config.block_size, run.dtype)
+                numbers["meters"] = training_meters(
+                    model, part, config.block_size, run.dtype, tokens or all_tokens
+                )
     except Stopped as stopped:
         exit_by_signal(run, stopped.number)
     run.eval_seconds += time.perf_counter() - start
@@ -467,7 +479,7 @@ def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
 def evaluate_and_save_the_best(run: Run) -> None:
     """Evaluates the step, logs it, and saves it as best.pt if its loss is the lowest so far of the
     steps that save."""
-    numbers = validate(run, run.config.eval_tokens, with_meters=run.config.meters)
+    numbers = validate(run, run.eval_tokens, with_meters=run.config.meters)
     row = {"event": "eval", "step": run.step} | numbers
     run.evaluations.append(row)
     run.out.log(row)
@@ -579,7 +591,7 @@ def finish(run: Run) -> None:
     # in rows of a task only a few of the tokens have a label
     n_labels = counts.get("labels", counts["tokens"])
     last = run.evaluations[-1]
-    was_sampled = config.eval_tokens is not None and config.eval_tokens < counts["tokens"]
+    was_sampled = run.eval_tokens is not None and run.eval_tokens < counts["tokens"]
     seconds_of_whole = last.get("seconds", 0.0) * n_labels / last["labels"]
     seconds_of_training = time.perf_counter() - run.started - run.eval_seconds
     read_whole = config.eval_whole
@@ -746,12 +758,15 @@ def make_run(
         peak=peak_flops(processes.device_type, dtype),
         bad_step=torch.tensor(-1, device=processes.device),
     )
+    run.eval_tokens = sample_size(run, config.max_iters, config.eval_interval)
     run_id = processes.from_main(uuid.uuid4().hex)
     if resumed is not None:
         run_id = resumed["run_id"]
         run.step = resumed["iter_num"]
         run.saved_step = run.step
-        run.best_val_loss = float(resumed["best_val_loss"])
+        before = resumed["config"]
+        if run.eval_tokens == sample_size(run, before["max_iters"], before["eval_interval"]):
+            run.best_val_loss = float(resumed["best_val_loss"])
         run.eval_seconds = float(resumed["eval_seconds"])
         run.seconds_before = float(resumed["seconds"])
     if processes.is_main:
@@ -812,6 +827,12 @@ def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
     resumes = start.resumed is not None
     for note in notes_on_keys(config, start.user_keys, resumes):
         print(note)
+    if run.eval_tokens != config.eval_tokens:
+        print(
+            f"note: the run is shorter than eval_interval={config.eval_interval}: evaluations read "
+            f"{run.eval_tokens:,} tokens, a tenth of what it trains on, and not "
+            f"{config.eval_tokens:,}"
+        )
 
 
 def write_start(run: Run, run_id: str) -> None:

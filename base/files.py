@@ -102,7 +102,8 @@ def find_checkpoint(path: Path | str) -> Path:
         file /= next((name for name in CHECKPOINTS if os.path.isfile(file / name)), CHECKPOINTS[0])
     if not os.path.isfile(file):
         raise UserError(
-            f"{file}: no such checkpoint; train.py writes ckpt.pt and best.pt to its out_dir"
+            f"{file}: no such checkpoint; train.py writes ckpt.pt to its out_dir, and a hub's is "
+            "hub:OWNER/NAME"
         )
     return file
 

@@ -39,10 +39,11 @@ def is_fsdp(config, world_size: int) -> bool:
 
 def check_micro_steps(config, world_size: int) -> None:
     """UserError unless all processes have the same number of micro-steps."""
-    if config.gradient_accumulation_steps % world_size:
+    steps = config.gradient_accumulation_steps
+    if steps % world_size:
         raise UserError(
-            f"gradient_accumulation_steps={config.gradient_accumulation_steps}: must be a multiple of "
-            f"the {world_size} processes that share the micro-steps"
+            f"gradient_accumulation_steps={steps}: must be a multiple of the {world_size} processes "
+            f"that share the micro-steps; the next one is {steps + -steps % world_size}"
         )
 
 

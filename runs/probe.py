@@ -385,10 +385,13 @@ def losses_by_kind(
 # -- Their summary in the training log -------------------------------------------------------------
 
 
-def training_meters(model: GPT, dataset: Dataset, block_size: int, dtype: str) -> dict:
+def training_meters(
+    model: GPT, dataset: Dataset, block_size: int, dtype: str, tokens: int = TRAINING_TOKENS
+) -> dict:
     """The `summary` of one forward pass on the first rows of the validation split, for a line of
-    metrics.jsonl."""
-    rows = max(4, TRAINING_TOKENS // dataset.longest("val", block_size))
+    metrics.jsonl. tokens: read no more, but four rows."""
+    most = min(tokens, TRAINING_TOKENS)
+    rows = max(4, most // dataset.longest("val", block_size))
     inputs, targets = first_rows(dataset, "val", rows, block_size)
     device = model.wte.weight.device
     inputs = inputs[:, :TRAINING_LENGTH].to(device)

@@ -105,6 +105,10 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
         if len(arms) > 1 and finite:
             name = f"{mixer}: {max(finite, key=means.__getitem__)} leads"
         titled[name] = none_first(arms)
+        if len(panels) == len(arms) == 1:  # nothing leads
+            (curves,) = arms.values()
+            end = statistics.fmean(curve[-1][1] for curve in curves)
+            title = f"{mixer} ends at {end:.4g}{'%' * is_accuracy}, by the mean of its seeds"
     looks = arm_looks(sorted(map(variant_of, rows)))
     return curve_panels(titled, looks, path, title=title, ylabel=label, ylim=limits)
 
@@ -156,9 +160,7 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
         return []
     ends = ends_of(panels["all of the text"])
     ahead = sum(end > 0 for end in ends.values())
-    title = (
-        f"At the end the loss is lower with the gate in {ahead} of {len(ends)} arms, by the mean"
-    )
+    title = f"At the end the gate lowers the mean loss in {ahead} of {len(ends)} arms"
     label = "loss without minus loss with (nats a token)   gate better →"
     looks = arm_looks(sorted(ends))
     return [curve_panels(panels, looks, path, title=title, ylabel=label, zero=True)]
@@ -217,7 +219,10 @@ def sink_curves(rows: list[dict], path: Path) -> Path:
             title += f"; without a gate {ends['none']:.3f}"
     shown = panels["value norm of token 0 / median"]
     looks = arm_looks(sorted(shown))
-    return curve_panels(panels, looks, path, title=title, sharey=False, ylim=(0, None))
+    label = "share of the weight, share of the stream, norm over the median, gate (1: open)"
+    label += "   ← smaller sink"
+    limits = (0, None)
+    return curve_panels(panels, looks, path, title=title, ylabel=label, sharey=False, ylim=limits)
 
 
 def order_of(name: str) -> tuple:
@@ -257,7 +262,7 @@ COLOUR_OF_VERDICT = {
 def gate_side(claim: dict, gated: set[str]) -> str:
     """Which side of a judged claim's line is the one where a gate is better: "gate better" with an
     arrow, or nothing where the contrast is not of gated arms and ungated ones, or of no score."""
-    of = str(claim["of"][0])
+    of = str(claim["of"][-1] if claim["of"][0] == "log" else claim["of"][0])
     is_more = of == "accuracy"
     if not is_more and of not in LESS_IS_BETTER:
         return ""

@@ -186,7 +186,9 @@ def test_an_export_gives_the_same_model_starts_runs(text, tmp_path, helpers, cap
     assert about["dtype"] == load(out)["dtype"]  # it is read in the run's
     for path in (exported, exported / "model.safetensors"):
         capsys.readouterr()
-        again = helpers.train(**keys, out_dir=tmp_path / "again", init_from=path, max_iters=1, overwrite=True)
+        again = helpers.train(
+            **keys, out_dir=tmp_path / "again", init_from=path, max_iters=1, eval_interval=1, overwrite=True
+        )
         taken, of = re.search(rf"starting from {path}: (\d+) of (\d+) tensors taken", capsys.readouterr().out).groups()
         assert taken == of == str(len(a.state_dict()))
         first, last = helpers.metrics(again, "eval")[0], helpers.metrics(out, "eval")[-1]

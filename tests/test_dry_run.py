@@ -46,6 +46,7 @@ def test_a_dry_run_counts_steps_time_memory_and_epochs_and_writes_nothing(mqar, 
     monkeypatch.delenv("RANK")
     error = helpers.error_of(helpers.train, mqar, "out", **keys | dict(gradient_accumulation_steps=3))
     assert "gradient_accumulation_steps=3: must be a multiple of the 2 processes" in error
+    assert error.endswith("the next one is 4")
     monkeypatch.setenv("WORLD_SIZE", "0")
     assert "WORLD_SIZE=0: must be the number of processes" in helpers.error_of(helpers.train, mqar, "out", **keys)
 

@@ -64,6 +64,7 @@ def test_a_gain_is_drawn_where_another_run_of_the_mixer_had_no_gate_the_same_see
 @pytest.mark.parametrize("of, contrast, side", [
     (["val_loss"], {"none": 1, "gated": -1}, "gate better →"),
     (["log_steps", 0.9], {"gated": 1, "none": -1}, "← gate better"),
+    (["log", "val_loss"], {"gated": 1, "none": -1}, "← gate better"),
     (["accuracy"], {"gated": 1, "none": -1}, "gate better →"),
     (["accuracy"], {"gated": 1, "wide": -1}, ""),
     (["val_loss"], {"none": 1, "gated": -1, "short": -1, "wide": 1}, ""),
@@ -80,6 +81,19 @@ def test_runs_named_together_are_drawn_in_one_figure(tmp_path, drawn):
     plot.main([str(tmp_path / name) for name in "ab"])
     (axes,) = drawn["curves.png"].axes
     assert line_of(axes, str(tmp_path / "b")).get_xydata().tolist() == [[0, 3], [10, 2]]
+    assert axes.get_title().replace("\n", " ").endswith("/b, 2.0000")
+
+
+def test_a_figure_of_one_arm_says_where_it_ends(tmp_path, drawn):
+    report.figure(rows_of(listed(arms={"gla": {"attention": "gla"}}), lambda run: 0.5), tmp_path)
+    assert drawn["accuracy.png"].get_suptitle() == "gla ends at 50%, by the mean of its seeds"
+
+
+def test_more_than_eight_heads_are_drawn_as_three_lines():
+    layer = {"sink": {"share": [0.1 * i for i in range(9)], "effective": [0.1], "value_norm": [1.0]}}
+    layer |= {"residual": {"max": 1.0, "max_over_median": 2.0}, "gates": {}}
+    heads = plot.numbers_of(layer)["Weight of each head on token 0"]
+    assert heads == {"highest head": 0.8, "mean": pytest.approx(0.4), "lowest head": 0.0}
 
 
 def test_a_figure_of_two_runs_leaves_the_folder_around_them_free_for_the_default_run(tmp_path):

@@ -62,7 +62,8 @@ def test_a_new_gate_that_is_not_the_identity_is_refused_and_so_is_another_tokeni
 
 def test_a_gate_that_is_there_is_neither_changed_nor_lost_to_a_new_one(run, helpers, capsys):
     gated = run("gated", gate="elementwise", gate_bias=1.0)
-    native, identity = run("native", attention="gla", gate="native"), dict(gate_activation="sigmoid2", max_iters=1)
+    native = run("native", attention="gla", gate="native")
+    identity = dict(gate_activation="sigmoid2", max_iters=1, eval_interval=1)
     message = helpers.error_of(run, "other", init_from=gated, **identity)
     assert message == f"gate_activation='sigmoid2': would change the gates that {gated} has: 'sigmoid'"
     message = helpers.error_of(run, "other", init_from=native, attention="gla", gate="elementwise", **identity)

@@ -171,7 +171,7 @@ def test_the_last_folder_that_wandb_wrote_offline_has_every_number_once(run, hel
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     out = train_with_a_kill(run, logger="wandb")
     folders = sorted((out / "wandb").glob("offline-run-*"))
-    assert len(folders) == 2
+    assert len(folders) == 2 and all(folder.name.endswith(f"-{run_id_of(out)}") for folder in folders)
     (file,) = folders[-1].glob("*.wandb")
     logged, names = [], set()
     for record in map(Record.FromString, records_of(file)):

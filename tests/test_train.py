@@ -21,7 +21,7 @@ from base.configurator import UserError
 from data.mqar import prepare as mqar_prepare
 from data.shards import open_dataset
 from runs import checkpoint as checkpoints
-from runs import hardware, loggers, outdir, parallel
+from runs import hardware, loggers, outdir, parallel, probe
 
 KEYS = dict(meters=False)
 
@@ -339,12 +339,35 @@ def test_evaluations_read_the_same_sample_and_the_end_of_a_run_the_whole_split(r
     assert found["loss"] == end["val_loss"] and found["dtype"] == "bfloat16"
 
 
+def test_a_run_shorter_than_its_interval_evaluates_a_tenth_of_what_it_trains_on(run, text, helpers, capsys):
+    """A step has 128 tokens, and a row 32."""
+    keys = dict(dataset=text, meters=True, eval_interval=10, eval_tokens=200, eval_whole="false")
+    out = run("out", max_iters=5, **keys)
+    assert [row["labels"] for row in helpers.metrics(out, "eval")] == [2 * 32, 2 * 32]
+    assert "shorter than eval_interval=10: evaluations read 64 tokens, a tenth" in capsys.readouterr().out
+    run("out", max_iters=10, init_from="resume", **keys)  # no trial any more
+    last = helpers.metrics(out, "eval")[-1]
+    assert last["labels"] == 223 and "shorter than" not in capsys.readouterr().out
+    # the lowest loss of another sample is no measure of this one
+    assert checkpoints.load(out / "best.pt")["best_val_loss"] == last["val_loss"]
+    whole = run("whole", max_iters=2, **keys | dict(eval_tokens=None))
+    assert helpers.metrics(whole, "eval")[-1]["labels"] == open_dataset(text).counts("val")["tokens"] - 1
+
+
+def test_meters_read_no_more_than_the_evaluation_but_four_rows(run, text, monkeypatch):
+    read, rows = probe.layer_meters, []
+    monkeypatch.setattr(probe, "layer_meters", lambda model, x, *args: rows.append(len(x)) or read(model, x, *args))
+    run("short", dataset=text, meters=True, max_iters=5, eval_interval=10)
+    run("long", dataset=text, meters=True, max_iters=3, eval_interval=3, eval_tokens=200)
+    assert rows == [4, 4, 6, 6]
+
+
 def test_a_run_shorter_than_a_reading_of_the_whole_split_ends_with_the_sample(run, text, helpers, capsys, monkeypatch):
     """By this clock an evaluation takes 10 s, and all between two looks at it a millisecond."""
     now, calls, read = itertools.count(0, 1e-3), [], train.evaluate
     monkeypatch.setattr(train.time, "perf_counter", lambda: next(now) + 10 * len(calls))
     monkeypatch.setattr(train, "evaluate", lambda *args, **keys: calls.append(1) or read(*args, **keys))
-    keys = dict(dataset=text, eval_tokens=70, batch_size=2, max_iters=3)
+    keys = dict(dataset=text, eval_tokens=70, batch_size=2, max_iters=3, eval_interval=3)
     out = run("out", **keys)
     sample, end = helpers.metrics(out, "eval")[-1], helpers.metrics(out)[-1]
     assert (end["labels"], end["val_loss"], end["whole"]) == (3 * 32, sample["val_loss"], False)
@@ -356,7 +379,7 @@ def test_a_run_shorter_than_a_reading_of_the_whole_split_ends_with_the_sample(ru
     assert len(calls) == n_calls + 1 and [row["event"] for row in helpers.metrics(out)].count("end") == 1
     whole = helpers.metrics(run("whole", eval_whole=True, **keys))[-1]
     assert whole["labels"] == size and whole["whole"]
-    run("rows", eval_tokens=320, batch_size=2, max_iters=3)  # 4 labels in a row of 32 tokens
+    run("rows", eval_tokens=320, batch_size=2, max_iters=3, eval_interval=3)  # 4 labels in a row of 32 tokens
     assert "  measured on 40 of 1,200 labels; all of them take about 300 s:\n" in capsys.readouterr().out
 
 

@@ -2,9 +2,8 @@
 How much is recalled with how many bytes of state? Seven mixers, without a gate, with one, and with log-linear states.
 
 MQAR of 64 tokens with 64 ids and 8 or 16 pairs, two layers x 64, four heads of 4, 8 and 16, so that a state grows by
-a factor of 2 to 3.8 from size to size. results/state_size/state.png, which commit 65a93f7 drew, has the accuracy at
-the end against the bytes of the state, the figure of "Zoology" (Arora et al. 2023). All take recall.py's rate. One
-seed is a look.
+a factor of 2 to 3.8 from size to size, as in "Zoology" (Arora et al. 2023). All take recall.py's rate. One seed is a
+look.
 """
 
 name = "state_size"

@@ -270,9 +270,12 @@ def draw_layers(rows: list[dict], changes: dict[int, float]) -> None:
     axes[0].set_ylabel("weight on the first token, %")
     axes[0].set_title("From layer 12 on, half of the weight is on the first token", fontsize=11)
     axes[0].legend(loc="upper left")
-    axes[1].set_ylabel("largest activation")
-    axes[2].set_ylabel("rise of the loss, nats")
-    axes[2].set_title("... if no head of the layer can see that token", fontsize=10)
+    axes[1].set_ylabel("largest |activation|")
+    axes[1].set_title("Where that sink is, one activation is huge", fontsize=11)
+    axes[2].set_ylabel("rise of the loss, nats   ← better")
+    most = max(layers_closed, key=changes.__getitem__)
+    title = f"Layer {most} needs it most: the loss if its heads do not see it"
+    axes[2].set_title(title, fontsize=11)
     axes[2].set_xlabel("layer of SmolLM2-135M-Instruct")
     figure.savefig(HERE / "layers.png", dpi=120)
 
