@@ -89,7 +89,10 @@ def how_to_prepare(folder: Path | str) -> str:
     names = [script.parent.name for script in DATA.glob("*/prepare.py")]
     near = difflib.get_close_matches(Path(folder).name, names, 1, 0.8)
     name = near[0] if near else "<name>"
-    return f"run python data/{name}/prepare.py, with the keys that your config's docstring names"
+    advice = f"run python data/{name}/prepare.py, with the keys that your config's docstring names"
+    if Path(folder).parent == Path():  # a bare name, as nanoGPT has it
+        advice += f", and say dataset=data/{name}"
+    return advice
 
 
 def find_checkpoint(path: Path | str) -> Path:

@@ -316,6 +316,8 @@ def test_a_slip_is_told_before_torch_is_imported_and_all_scripts_share_their_set
 def test_data_that_are_missing_are_a_line_that_names_the_script(tmp_path):
     message = Helpers.error_of(Helpers.train, tmp_path / "mqar", tmp_path / "out")
     assert "; run python data/mqar/prepare.py, with the keys that your config's docstring names" in message
+    message = Helpers.error_of(Helpers.train, "shakespeare_char", tmp_path / "out")
+    assert message.rstrip().endswith(", and say dataset=data/shakespeare_char")
 
 
 SCRIPTS = [file for pattern in ("[!.]*.py", "data/*/prepare.py") for file in ROOT.glob(pattern)]
