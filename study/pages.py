@@ -36,7 +36,13 @@ from study.arms import weights_of
 from study.rows import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/gates.md", "results/README.md", "results/EARLIER.md")
+PAGES = (
+    "README.md",
+    "docs/gates.md",
+    "results/README.md",
+    "results/OTHERS.md",
+    "results/EARLIER.md",
+)
 MARK = re.compile(r"<!-- (\w+): ([^>]+?) -->(.*?)<!-- end -->", re.DOTALL)
 # flags that a page repeats: those that say what a claim's rows are, and not how rates were chosen
 # or where they ran
