@@ -102,9 +102,7 @@ def refuse_another(out_dir: Path, about: dict) -> None:
 
 
 @contextlib.contextmanager
-def new_data_set(
-    out_dir: Path | str, progress: str = "", **meta
-) -> Iterator[tuple[Path, dict]]:
+def new_data_set(out_dir: Path | str, progress: str = "", **meta) -> Iterator[tuple[Path, dict]]:
     """Yields the folder for the new files, and what their meta.json is to hold, whose "splits" the
     caller adds. At the end they replace the old data set, and what was written is printed.
     progress: a file, as files.new_folder has it."""

@@ -2,13 +2,17 @@
 A data set of your own text: of files, and of folders that are searched for files.
 
     python data/text/prepare.py book.txt
-    python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
+    python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --threads=2 --out_dir=data/notes
     python data/text/prepare.py notes/ --val=notes/2024.md,letters/ --tokenizer=bpe:4096
     python data/text/prepare.py book.txt --tokenizer=Qwen3-0.6B --out_dir=data/qwen3    # the tokenizer of a model
 
 Without --val several files are split by file, a single one by position: its last lines are for
 validation. Files are taken in the order of their paths, once each; blank ones, and hidden ones in
 folders, are left out, and those of --val are not trained on.
+
+Files are read twice, one at a time: the sizes decide the split. A file is a document, which must fit
+in memory. A call that was stopped is gone on with by the same one. The data are the same for any
+number of threads.
 """
 
 import glob
@@ -49,8 +53,6 @@ def main(argv):
     )
     sizes = find_files(config.paths, config.ext)
     out_dir, about = claim(config, GENERATOR, VERSION, errors="stop")
-    train: Texts | list[str]
-    val: Texts | list[str]
     if len(sizes) == 1 and not config.val:
         (path,) = sizes
         train, val = split_at_a_line(read_text(path), config.val_fraction)
