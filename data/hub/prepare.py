@@ -119,10 +119,16 @@ def open_split(config, split):
     """The rows of a split, of the one column that holds the text. Raises UserError."""
     with one_line("pip install datasets", ImportError):
         import datasets
+        import pyarrow.dataset
     with failure(config, "opened"):
-        found = datasets.load_dataset(
-            config.name[0], config.config, revision=config.revision, streaming=True
+        builder = datasets.load_dataset_builder(
+            config.name[0], config.config, revision=config.revision
         )
+        if hasattr(builder.config, "fragment_scan_options"):
+            # of parquet: with its buffer, whole files would stay in memory while they are read
+            options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
+            builder.config.fragment_scan_options = options
+        found = builder.as_streaming_dataset()
         configurator.check_choice("split", split, tuple(found))
         rows = found[split]
         # jsonl has no names, only rows
