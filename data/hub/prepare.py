@@ -15,14 +15,15 @@ of it is on the other side.
 
 The data are the same for any number of threads. A call that was stopped is gone on with by the same
 one, which reads the rows before again, over the network, too; it does not encode them. Texts that
-are held out wait in a file without a name in out_dir. The bar has a total for a folder, whose rows
-are counted before, and where the hub says how many rows there are.
+are held out wait in a file without a name in out_dir. The bar has a total for parquet, and for
+jsonl in a folder, whose rows are counted before.
 """
 
 import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import sys
 import tempfile
@@ -68,11 +69,11 @@ def main(argv):
     )
     if len(config.name) != 1:
         raise UserError("name one data set of the hub, or a folder with a copy")
-    train = open_split(config, config.split)
-    totals = {"train": number_of_rows(config, train, config.split)}
+    train = Split(config, config.split)
+    totals = {"train": train.count()}
     if config.val_split is not None:
-        rows = open_split(config, config.val_split)
-        totals["val"] = number_of_rows(config, rows, config.val_split)
+        rows = Split(config, config.val_split)
+        totals["val"] = rows.count()
     out_dir, about = claim(config, GENERATOR, VERSION)
     with HeldOut(out_dir) as held_out:  # is filled while the documents of training are written
         val = held_out if config.val_split is None else texts_of(config, rows)
@@ -115,55 +116,66 @@ def failure(config, what):
     return one_line(f"{config.name[0]}: cannot be {what}; {advice}")
 
 
-def open_split(config, split):
-    """The rows of a split, of the one column that holds the text. Raises UserError."""
-    with one_line("pip install datasets", ImportError):
-        import datasets
-        import pyarrow.dataset
-    with failure(config, "opened"):
-        builder = datasets.load_dataset_builder(
-            config.name[0], config.config, revision=config.revision
-        )
-        if hasattr(builder.config, "fragment_scan_options"):
-            # of parquet: with its buffer, whole files would stay in memory while they are read
-            options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
-            builder.config.fragment_scan_options = options
-        found = builder.as_streaming_dataset()
-        configurator.check_choice("split", split, tuple(found))
-        rows = found[split]
-        # jsonl has no names, only rows
-        columns = rows.column_names or next(iter(rows), {})
-        configurator.check_choice("column", config.column, tuple(columns))
+class Split:
+    """The column of a split that holds the text: its values, row by row, as often as one iterates.
+    Raises UserError where there is none."""
+
+    def __init__(self, config, split):
+        with one_line("pip install datasets", ImportError):
+            import datasets
+        self.config = config
+        with failure(config, "opened"):
+            builder = datasets.load_dataset_builder(
+                config.name[0], config.config, revision=config.revision
+            )
+            found = builder.as_streaming_dataset()
+            configurator.check_choice("split", split, tuple(found))
+            rows = found[split]
+            # jsonl has no names, only rows
+            columns = rows.column_names or next(iter(rows), {})
+            configurator.check_choice("column", config.column, tuple(columns))
         # no other column is decoded: a picture there may be damaged
-        return rows.select_columns([config.column])
+        self.rows = rows.select_columns([config.column]).with_format("arrow")
+        files = (builder.config.data_files or {}).get(split, [])
+        self.parquet = [str(file) for file in files if str(file).endswith(".parquet")]
+
+    def __iter__(self):
+        for table in self.tables_of_parquet() if self.parquet else self.rows.iter(AT_ONCE):
+            yield from table[self.config.column].to_pylist()
+
+    def open_parquet(self):
+        """Yields each file. `datasets` would read them ahead, gigabytes of them."""
+        import fsspec
+        import pyarrow.parquet
+
+        for name in self.parquet:
+            with fsspec.open(name, "rb") as file:
+                yield pyarrow.parquet.ParquetFile(file, pre_buffer=False)
+
+    def tables_of_parquet(self):
+        for file in self.open_parquet():
+            yield from file.iter_batches(AT_ONCE, columns=[self.config.column])
+
+    def count(self):
+        """The number of rows, at most `documents`: of parquet as the files say; those of a folder
+        are counted; or None."""
+        n = None
+        with failure(self.config, "read"):
+            if self.parquet:
+                n = sum(file.metadata.num_rows for file in self.open_parquet())
+            elif os.path.isdir(self.config.name[0]):
+                n = sum(table.num_rows for table in self.rows.iter(AT_ONCE))
+        return n if self.config.documents is None else min(n or math.inf, self.config.documents)
 
 
 def texts_of(config, rows):
     """Yields the documents of a split as str."""
     with failure(config, "read"):
-        for text in itertools.islice(filter(None, values_of(config, rows)), config.documents):
+        for text in itertools.islice(filter(None, rows), config.documents):
             if not isinstance(text, str):
                 what = type(text).__name__
                 raise UserError(f"column={config.column}: holds {what}, which is no text")
             yield text if text.endswith("\n") else f"{text}\n"
-
-
-def values_of(config, rows):
-    """Yields what each row holds in the column. By tables of Arrow, which are read ten times as fast
-    as rows."""
-    for table in rows.with_format("arrow").iter(AT_ONCE):
-        yield from table[config.column].to_pylist()
-
-
-def number_of_rows(config, rows, split):
-    """The number of rows of a split, at most `documents`: as the hub says; those of a folder are
-    counted, which takes seconds. None where the hub does not say."""
-    found = (rows.info.splits or {}).get(split)
-    n = found.num_examples if found else None
-    if not n and os.path.isdir(config.name[0]):
-        with failure(config, "read"):
-            n = sum(table.num_rows for table in rows.with_format("arrow").iter(AT_ONCE))
-    return min(n, config.documents or n) if n else config.documents
 
 
 def training_texts(config, rows, hold_out=lambda text: None):
