@@ -1,6 +1,6 @@
 """
-A data set of the Hugging Face hub, or a copy of one, read as a stream by `datasets`: pip install
-datasets tokenizers
+A data set of the Hugging Face hub, or a copy of one, which `datasets` finds and reads as a stream:
+pip install datasets tokenizers
 
     python data/hub/prepare.py roneneldan/TinyStories --val_split=validation --tokenizer=bpe:4096 --threads=4
     python data/hub/prepare.py HuggingFaceFW/fineweb-edu --config=sample-10BT --threads=8 --out_dir=data/fineweb
