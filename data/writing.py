@@ -263,7 +263,7 @@ class TextSplit:
         borders = np.array(self.offsets, np.int64)
         file = self.folder / f"{self.split}_documents.npy"
         self.facts["document_offsets"] = save(file, borders)
-        self.room = self.room[:0]
+        self.room = self.room[:0].copy()  # the memory is for the next split
 
     def go_on(self, state: dict, texts: Iterator[str]) -> None:
         """Takes up what a call before has saved, and reads over its documents. Raises UserError
