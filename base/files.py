@@ -433,9 +433,14 @@ def claim(folder: Path | str, kind: str, overwrite: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path | str, index: str, old: Iterable[str] = ()) -> Iterator[Path]:
+def new_folder(
+    folder: Path | str, index: str, old: Iterable[str] = (), progress: str = ""
+) -> Iterator[Path]:
     """Yields folder/.new, which is this process's alone. At the end the `old` files of the folder
     go, and the new ones, but those whose names begin with a dot, take their places.
+
+    progress: the name of a file in it that says how far the work has come. Where that file is,
+    everything stays when the work fails, and a later call finds it and goes on.
 
     The index is the file that readers open first. It goes before all others and comes after them,
     so that a kill leaves the old files, the new ones, or a folder without an index, which is
@@ -445,10 +450,10 @@ def new_folder(folder: Path | str, index: str, old: Iterable[str] = ()) -> Itera
     folder.mkdir(parents=True, exist_ok=True)
     new = make_folder(folder / ".new")
     with lock(new):
+        is_done = False
         try:
-            for left in new.iterdir():  # files of a process that was killed
-                if left.name != "lock":
-                    left.unlink()
+            if not (progress and (new / progress).is_file()):
+                clear(new)
             yield new
             made = {file.name for file in new.glob("[!.]*")} - {"lock", index}
             check_inside(folder, [index, *made])  # before the first of them goes
@@ -456,5 +461,14 @@ def new_folder(folder: Path | str, index: str, old: Iterable[str] = ()) -> Itera
                 (folder / name).unlink(missing_ok=True)
             for name in [*sorted(made), index]:
                 (new / name).replace(folder / name)
+            is_done = True
         finally:
-            shutil.rmtree(new, ignore_errors=True)
+            if is_done or not (progress and (new / progress).is_file()):
+                shutil.rmtree(new, ignore_errors=True)
+
+
+def clear(new: Path, but: Iterable[str] = ()) -> None:
+    """Removes from the folder of new_folder what a process that was killed has left, but these."""
+    for left in new.iterdir():
+        if left.name not in {"lock", *but}:
+            left.unlink()

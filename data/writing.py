@@ -9,17 +9,21 @@ Writing a data set. A prepare script claims its folder, and writes a stream; or 
 
 The new files replace those of the old data set when all of them are complete: a script that fails
 leaves the old one as it was. A script that is killed while they take their places leaves a folder
-that is refused. data/meta.py describes the files.
+that is refused. A stream whose script was stopped, also by kill -9, is gone on with by the same
+command, behind its last whole shard. data/meta.py describes the files.
 """
 
+import collections
 import contextlib
 import dataclasses
 import itertools
 import json
 import os
+import sys
+import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,8 @@ from data.tokenizer import TOKENIZER_FILE
 
 # the keys of prepare scripts that do not decide which data they make
 NO_PARAMETERS = ("from_dir", "from_file", "out_dir", "overwrite", "threads")
-AT_ONCE = 64  # documents that are encoded at once, for each thread
+AT_ONCE = 64  # documents that wait to be encoded, for each thread
+PROGRESS = ".progress.npz"  # beside the new files: how far a text has come
 
 
 @dataclasses.dataclass
@@ -97,14 +102,15 @@ def refuse_another(out_dir: Path, about: dict) -> None:
 
 
 @contextlib.contextmanager
-def new_data_set(out_dir: Path | str, **meta) -> Iterator[tuple[Path, dict]]:
+def new_data_set(out_dir: Path | str, progress: str = "", **meta) -> Iterator[tuple[Path, dict]]:
     """Yields the folder for the new files, and what their meta.json is to hold, whose "splits" the
-    caller adds. At the end they replace the old data set, and what was written is printed."""
+    caller adds. At the end they replace the old data set, and what was written is printed.
+    progress: a file, as files.new_folder has it."""
     meta = {"format": FORMAT, **meta}
     old: list[str] = []
     with contextlib.suppress(UserError):
         old = [entry["file"] for entry in files_of(read_meta(Path(out_dir)))]
-    with files.new_folder(out_dir, "meta.json", old) as folder:
+    with files.new_folder(out_dir, "meta.json", old, progress) as folder:
         yield folder, meta
         files.write_text(folder / "meta.json", json.dumps(meta, indent=1) + "\n")
     for split, facts in meta["splits"].items():
@@ -125,6 +131,7 @@ def write_stream(
     tokenizer,
     shard_tokens: int = 100_000_000,
     threads: int = 1,
+    totals: dict[str, int] | None = None,
     count_words: Callable[[str], int] = words_between_spaces,
     **about,
 ) -> None:
@@ -132,69 +139,185 @@ def write_stream(
 
     splits: {"train": documents, ...}. Nothing is put between documents. threads: how many are
     encoded side by side, since tokenizers and tiktoken let other threads run meanwhile; the data
-    are the same for any number. about: what claim returned.
+    are the same for any number. totals: about how many documents a split without a length has, for
+    the time that is left. about: what claim returned.
+
+    The same call goes on behind the last whole shard of one that was stopped: it reads the
+    documents before again, but does not encode them.
     """
     about |= {"name": name, "tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    with new_data_set(out_dir, kind="stream", **about) as (folder, meta):
-        of_splits = {}
+    with new_data_set(out_dir, PROGRESS, kind="stream", **about) as (folder, meta):
+        made = json.dumps([meta, shard_tokens])
+        progress = read_progress(folder, made)
+        shards = [state["facts"]["shards"] for state in progress.values()]
+        files.clear(folder, {entry["file"] for entry in itertools.chain(*shards)} | {PROGRESS})
+        writers: list[TextSplit] = []
         for split, texts in splits.items():
-            documents = encoded(tqdm(texts, split, unit=" documents"), tokenizer, threads)
-            of_splits[split] = write_text_split(
-                folder, split, documents, tokenizer.vocab_size, shard_tokens, count_words
-            )
+            writer = TextSplit(folder, split, tokenizer.vocab_size, shard_tokens)
+            writers.append(writer)
+            total = len(texts) if isinstance(texts, Sized) else (totals or {}).get(split)
+            documents = iter(texts)
+            if split in progress:
+                writer.go_on(progress[split], documents)
+            before = len(writer.offsets) - 1
+            with bar(split, total, before) as shown:
+                for text, ids in encoded(documents, tokenizer, threads):
+                    if writer.add(text, ids, count_words(text)):
+                        save_progress(folder, made, writers)
+                    shown.update()
+            writer.finish()
         # the data set has a copy, so that it can be decoded wherever it lies
         if hasattr(tokenizer, "content"):
             (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
             meta["tokenizer_file"] = entry_of(folder / TOKENIZER_FILE)
-        meta["splits"] = of_splits
+        meta["splits"] = {writer.split: writer.facts for writer in writers}
 
 
-def encoded(texts: Iterable[str], tokenizer, threads: int) -> Iterator[tuple[str, np.ndarray]]:
+class LogFile:
+    """What stands in for a terminal where standard error is none: each state of a bar is a line."""
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            sys.stderr.write(f"{text.strip()}\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def bar(what: str, total: int | None, done: int = 0) -> tqdm:
+    """A bar of documents with the time left; a line every 30 s in a log file."""
+    terminal = sys.stderr.isatty()
+    return tqdm(
+        desc=what,
+        total=total,
+        initial=done,
+        unit=" documents",
+        file=sys.stderr if terminal else LogFile(),
+        mininterval=0.1 if terminal else 30,
+        miniters=1,  # a document may take as long as a thousand others
+    )
+
+
+def encoded(texts: Iterator[str], tokenizer, threads: int) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (text, ids) of each text, in order."""
-    texts = iter(texts)
+    waiting: collections.deque[tuple[str, Future]] = collections.deque()
     with ThreadPoolExecutor(threads) as pool:
-        some = list(itertools.islice(texts, AT_ONCE * threads))
-        while some:
-            yield from zip(some, pool.map(tokenizer.encode_array, some), strict=True)
-            some = list(itertools.islice(texts, AT_ONCE * threads))
+        for text in texts:
+            waiting.append((text, pool.submit(tokenizer.encode_array, text)))
+            if len(waiting) == AT_ONCE * threads:
+                first, ids = waiting.popleft()
+                yield first, ids.result()
+        while waiting:
+            first, ids = waiting.popleft()
+            yield first, ids.result()
 
 
-def write_text_split(
-    folder: Path,
-    split: str,
-    documents: Iterable[tuple[str, np.ndarray]],
-    vocab_size: int,
-    shard_tokens: int,
-    count_words: Callable[[str], int],
-) -> dict:
-    """Writes the shards of a split of text. Returns its part of meta.json."""
-    shards: list[dict] = []
-    words = 0
-    n_bytes = 0
-    offsets = [0]  # where the documents begin, then the length of the split
-    tokens = array(dtype_of(vocab_size).char)  # those that no shard has yet
-    for text, ids in documents:
-        words += count_words(text)
-        n_bytes += len(text.encode())
-        offsets.append(offsets[-1] + len(ids))
-        tokens.frombytes(ids.tobytes())
-        while len(tokens) >= shard_tokens:
-            save_shard(folder, split, shards, tokens[:shard_tokens], tokens=shard_tokens)
-            del tokens[:shard_tokens]
-    if tokens:
-        save_shard(folder, split, shards, tokens, tokens=len(tokens))
-    if words == 0:
-        raise UserError(
-            f"the {split} split would hold only white space; name more, or raise val_fraction"
-        )
-    return {
-        "documents": len(offsets) - 1,
-        "words": words,
-        "bytes": n_bytes,
-        "tokens": offsets[-1],
-        "document_offsets": save(folder / f"{split}_documents.npy", np.array(offsets, np.int64)),
-        "shards": shards,
-    }
+class TextSplit:
+    """A split of text that is written: facts is its part of meta.json, of the documents so far."""
+
+    def __init__(self, folder: Path, split: str, vocab_size: int, shard_tokens: int):
+        self.folder = folder
+        self.split = split
+        counts = dict.fromkeys(("documents", "words", "bytes", "tokens"), 0)
+        self.facts: dict[str, Any] = {**counts, "document_offsets": {}, "shards": []}
+        self.checksum = 0  # of the text
+        self.offsets = array("q", [0])  # where the documents begin, then the length of the split
+        self.room = np.empty(shard_tokens, dtype_of(vocab_size))
+        self.waiting = 0  # tokens at the start of room, which no shard has yet
+
+    def add(self, text: str, ids: np.ndarray, words: int) -> bool:
+        """Adds a document, and writes what shards it fills. Returns whether it did."""
+        content = text.encode()
+        self.checksum = zlib.crc32(content, self.checksum)
+        self.facts["documents"] += 1
+        self.facts["words"] += words
+        self.facts["bytes"] += len(content)
+        self.facts["tokens"] += len(ids)
+        self.offsets.append(self.facts["tokens"])
+        n_shards = len(self.facts["shards"])
+        while len(ids):
+            part = ids[: len(self.room) - self.waiting]
+            self.room[self.waiting : self.waiting + len(part)] = part
+            self.waiting += len(part)
+            ids = ids[len(part) :]
+            if self.waiting == len(self.room):
+                self.save()
+        return len(self.facts["shards"]) > n_shards
+
+    def save(self) -> None:
+        """Writes the tokens that wait as a shard."""
+        tokens = self.room[: self.waiting]
+        save_shard(self.folder, self.split, self.facts["shards"], tokens, tokens=len(tokens))
+        self.waiting = 0
+
+    def finish(self) -> None:
+        """Writes the last shard and the borders of the documents. Raises UserError for a split
+        without words."""
+        if self.waiting:
+            self.save()
+        if self.facts["words"] == 0:
+            raise UserError(
+                f"the {self.split} split would hold only white space; name more, or raise "
+                "val_fraction"
+            )
+        borders = np.array(self.offsets, np.int64)
+        file = self.folder / f"{self.split}_documents.npy"
+        self.facts["document_offsets"] = save(file, borders)
+        self.room = self.room[:0].copy()  # the memory is for the next split
+
+    def go_on(self, state: dict, texts: Iterator[str]) -> None:
+        """Takes up what a call before has saved, and reads over its documents. Raises UserError
+        where those are others now."""
+        self.facts = state["facts"]
+        self.offsets = array("q", state["offsets"].tobytes())
+        self.waiting = len(state["waiting"])
+        self.room[: self.waiting] = state["waiting"]
+        done = self.facts["documents"]
+        with bar(f"{self.split}, read again", done) as shown:
+            for text in itertools.islice(texts, done):
+                self.checksum = zlib.crc32(text.encode(), self.checksum)
+                shown.update()
+        if self.checksum != state["checksum"]:
+            raise UserError(
+                f"{self.folder}: holds the first shards of another text, of a call that was "
+                "stopped; remove this folder to begin again"
+            )
+
+
+def save_progress(folder: Path, made: str, writers: list[TextSplit]) -> None:
+    """Writes what a later call needs to go on, as one file. made: what decides the data."""
+    arrays = {}
+    facts = {}
+    for writer in writers:
+        arrays[f"{writer.split}_offsets"] = np.array(writer.offsets)
+        arrays[f"{writer.split}_waiting"] = writer.room[: writer.waiting]
+        facts[writer.split] = {"facts": writer.facts, "checksum": writer.checksum}
+    text = json.dumps({"made": made, "splits": facts})
+    files.write_whole(folder / PROGRESS, lambda file: np.savez(file, text=text, **arrays))
+
+
+def read_progress(folder: Path, made: str) -> dict[str, dict]:
+    """{split: its state} of a call before that made the same, and whose shards are whole; or
+    nothing."""
+    if not (folder / PROGRESS).is_file():
+        return {}
+    entries = []
+    with np.load(folder / PROGRESS, allow_pickle=False) as saved:
+        progress = json.loads(str(saved["text"]))
+        splits = progress["splits"]
+        for split, state in splits.items():
+            state["offsets"] = saved[f"{split}_offsets"]
+            state["waiting"] = saved[f"{split}_waiting"]
+            entries += state["facts"]["shards"]
+    if progress["made"] != made or not all(is_whole(folder, entry) for entry in entries):
+        return {}
+    return splits
+
+
+def is_whole(folder: Path, entry: dict) -> bool:
+    """Whether a file of a data set is there and has the sha256 of its entry."""
+    file = folder / entry["file"]
+    return file.is_file() and files.sha256_of_file(file) == entry["sha256"]
 
 
 def write_examples(

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import types
 
 import datasets
 import pytest
@@ -98,8 +99,10 @@ def rows_of_a_network_that_fails():
 def test_a_network_that_fails_is_one_line_with_the_way_without_it(tmp_path, helpers, monkeypatch):
     words = ["a/b", f"--out_dir={tmp_path / 'out'}", "--tokenizer=byte"]
     stream = datasets.IterableDataset.from_generator(rows_of_a_network_that_fails)
-    for step, load in {"opened": fail, "read": lambda *words, **keys: {"train": stream}}.items():
-        monkeypatch.setattr(datasets, "load_dataset", load)
+    rows_config = types.SimpleNamespace(data_files=None)
+    builder = types.SimpleNamespace(config=rows_config, as_streaming_dataset=lambda: {"train": stream})
+    for step, load in {"opened": fail, "read": lambda *words, **keys: builder}.items():
+        monkeypatch.setattr(datasets, "load_dataset_builder", load)
         message = helpers.error_of(prepare.main, words)
         assert message.startswith(f"a/b: cannot be {step}; a folder with a copy in parquet or jsonl")
         assert message.endswith("(ConnectionError: Couldn't reach the hub)")

@@ -1,8 +1,15 @@
 """The prepare scripts: what MQAR rows are, which files of a text are taken, what Python's standard library is."""
 
+import functools
 import hashlib
 import importlib
 import itertools
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
 import urllib.request
 
 import numpy as np
@@ -10,12 +17,15 @@ import pytest
 from conftest import ROOT, Helpers
 from test_data import documents_of
 
+from base.files import sha256_of_file
 from data import writing
+from data.hub import prepare as hub
 from data.mqar import prepare as mqar
 from data.pystdlib import prepare as pystdlib
 from data.shakespeare_char import prepare as shakespeare
 from data.shards import open_dataset
 from data.text import prepare as text
+from data.tokenizer import ByteTokenizer
 
 error_of = Helpers.error_of
 # 99.9% quantiles of chi-square by degrees of freedom. The seeds are fixed: these tests do not fail by chance.
@@ -257,3 +267,92 @@ def test_files_named_for_validation_are_the_validation_and_are_not_trained_on(tm
     assert documents_of(tmp_path / "out") == {"train": [b"n/a.md"], "val": [b"c.md", b"n/b.md"]}
     words = [str(tmp_path / "c.md"), f"--val={tmp_path}", f"--out_dir={tmp_path / 'none'}"]
     assert "leaves no file for training" in error_of(text.main, words)
+
+
+# -- A call that was stopped -------------------------------------------------------------------------------------------
+
+FORK = multiprocessing.get_context("fork")  # torch is imported once
+DOCUMENTS = [f"Document {i} of {'many ' * (i % 90)}words, é.\n" for i in range(400)]
+
+
+def prepare(script, source, out, *words):
+    """The files that a script makes of a text, in shards of 1,000 tokens, and how many documents it encoded."""
+    encoded, encode = [], ByteTokenizer.encode_array
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "write_stream", functools.partial(writing.write_stream, shard_tokens=1000))
+        patch.setattr(ByteTokenizer, "encode_array", lambda *about: [encoded.append(1), encode(*about)][1])
+        script.main([str(source), f"--out_dir={out}", "--val_fraction=0.3", "--tokenizer=byte", *words])
+    assert not (out / ".new").exists()
+    return {file.name: sha256_of_file(file) for file in out.glob("[!.]*")}, len(encoded)
+
+
+def prepare_and_die(call, nth, *about):
+    """Kills this process where it calls os.replace (of progress) or hashes a file (a new shard) for the nth time."""
+    module, name = {"progress": (os, "replace"), "shard": (writing.files, "sha256_of_file")}[call]
+    function, calls = getattr(module, name), []
+
+    def kill(*words):
+        calls.append(1)
+        if len(calls) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*words)
+
+    setattr(module, name, kill)
+    prepare(*about)
+
+
+def killed(*about):
+    process = FORK.Process(target=prepare_and_die, args=about)
+    process.start()
+    process.join(timeout=120)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """{script: its text}"""
+    write(tmp_path, {f"n/{i:03}.txt": document for i, document in enumerate(DOCUMENTS)})
+    (tmp_path / "copy").mkdir()
+    rows = "".join(f"{json.dumps({'text': document})}\n" for document in DOCUMENTS)
+    (tmp_path / "copy" / "train.jsonl").write_text(rows)
+    return {text: tmp_path / "n", hub: tmp_path / "copy"}
+
+
+@pytest.mark.parametrize("script", [text, hub], ids=["text", "hub"])
+def test_a_script_killed_again_and_again_goes_on_at_a_shard_and_makes_the_same_files(script, sources, tmp_path):
+    whole, every = prepare(script, sources[script], tmp_path / "whole")
+    out = tmp_path / "out"
+    for call, nth in [("shard", 1), ("progress", 4), ("shard", 30), ("progress", 30), ("shard", 75)]:
+        killed(call, nth, script, sources[script], out)
+        assert not (out / "meta.json").exists()
+    files, encoded = prepare(script, sources[script], out, "--threads=3")
+    assert files == whole and 0 < encoded < every / 3
+    assert prepare(script, sources[script], out) == (whole, every)  # a whole one is made again
+
+
+def test_only_the_same_call_on_the_same_text_goes_on(sources, tmp_path):
+    source, out = sources[text], tmp_path / "out"
+    killed("progress", 20, text, source, out)
+    (out / ".new" / "train_0003.npy").write_bytes(b"damaged")
+    other, every = prepare(text, source, tmp_path / "other", "--seed=5")
+    killed("progress", 20, text, source, out)  # from the beginning
+    assert prepare(text, source, out, "--seed=5") == (other, every)
+    killed("progress", 20, text, source, out, "--overwrite=true")
+    for file in source.iterdir():
+        file.write_text(file.read_text().replace("Document", "document"))
+    message = error_of(prepare, text, source, out, "--overwrite=true")
+    assert f"{out / '.new'}: holds the first shards of another text" in message
+    shutil.rmtree(out / ".new")
+    assert prepare(text, source, out, "--overwrite=true")[1] == every
+
+
+def test_a_bar_in_a_log_file_is_lines_with_the_total_and_the_time_left(sources, tmp_path, capfd):
+    prepare(hub, sources[hub], tmp_path / "out", "--documents=300")
+    said = capfd.readouterr().err
+    assert re.search(r"^train: +0%\|.*\| 0/300 \[", said, re.M) and re.search("^val: 100%", said, re.M)
+    assert "\r" not in said and "\n\n" not in said
+    with writing.bar("train", 4) as bar:
+        bar.update()
+        bar.start_t -= 60
+        bar.refresh()
+    assert bar.mininterval == 30 and re.search(r"^train:  25%.*1/4 \[01:00<03:0", capfd.readouterr().err, re.M)

@@ -1,6 +1,6 @@
 """
-A data set of the Hugging Face hub, or a copy of one, read as a stream by `datasets`: pip install
-datasets tokenizers
+A data set of the Hugging Face hub, or a copy of one, which `datasets` finds and reads as a stream:
+pip install datasets tokenizers
 
     python data/hub/prepare.py roneneldan/TinyStories --val_split=validation --tokenizer=bpe:4096 --threads=4
     python data/hub/prepare.py HuggingFaceFW/fineweb-edu --config=sample-10BT --threads=8 --out_dir=data/fineweb
@@ -13,12 +13,20 @@ A row that is not empty is a document. It ends with a line end, which is added w
 none. Without val_split the sha256 of a text decides whether it is held out for validation: no copy
 of it is on the other side.
 
-The data are the same for any number of threads.
+The data are the same for any number of threads. A call that was stopped is gone on with by the same
+one, which reads the rows before again, over the network, too; it does not encode them. Texts that
+are held out wait in a file without a name in out_dir. The bar has a total for parquet, and for
+jsonl in a folder, whose rows are counted before.
 """
 
+import contextlib
 import hashlib
 import itertools
+import json
+import math
+import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +40,7 @@ from data.writing import Output, claim, write_stream
 
 GENERATOR = "data/hub/prepare.py"
 VERSION = 1
+AT_ONCE = 100  # rows that are read at once
 
 
 @dataclass
@@ -60,20 +69,45 @@ def main(argv):
     )
     if len(config.name) != 1:
         raise UserError("name one data set of the hub, or a folder with a copy")
-    train = open_split(config, config.split)
-    held_out: list[str] = []  # is filled while the documents of training are written
-    val = held_out
+    train = Split(config, config.split)
+    totals = {"train": train.count()}
     if config.val_split is not None:
-        val = texts_of(config, open_split(config, config.val_split))
+        rows = Split(config, config.val_split)
+        totals["val"] = rows.count()
     out_dir, about = claim(config, GENERATOR, VERSION)
-    write_stream(
-        out_dir,
-        {"train": training_texts(config, train, held_out), "val": val},
-        name=Path(config.name[0]).resolve().name,
-        tokenizer=choose_tokenizer(config.tokenizer, training_texts(config, train, [])),
-        threads=config.threads,
-        **about,
-    )
+    with HeldOut(out_dir) as held_out:  # is filled while the documents of training are written
+        val = held_out if config.val_split is None else texts_of(config, rows)
+        write_stream(
+            out_dir,
+            {"train": training_texts(config, train, held_out.append), "val": val},
+            name=Path(config.name[0]).resolve().name,
+            tokenizer=choose_tokenizer(config.tokenizer, training_texts(config, train)),
+            threads=config.threads,
+            totals=totals,
+            **about,
+        )
+
+
+class HeldOut(contextlib.AbstractContextManager):
+    """Texts that wait on the disk, since those of a large data set would fill the memory."""
+
+    def __init__(self, folder):
+        self.file = tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder)
+        self.n = 0
+
+    def __exit__(self, *error):
+        self.file.close()
+
+    def append(self, text):
+        self.file.write(f"{json.dumps(text)}\n")
+        self.n += 1
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        self.file.seek(0)
+        return map(json.loads, self.file)
 
 
 def failure(config, what):
@@ -82,41 +116,75 @@ def failure(config, what):
     return one_line(f"{config.name[0]}: cannot be {what}; {advice}")
 
 
-def open_split(config, split):
-    """The rows of a split, of the one column that holds the text. Raises UserError."""
-    with one_line("pip install datasets", ImportError):
-        import datasets
-    with failure(config, "opened"):
-        found = datasets.load_dataset(
-            config.name[0], config.config, revision=config.revision, streaming=True
-        )
-        configurator.check_choice("split", split, tuple(found))
-        rows = found[split]
-        # jsonl has no names, only rows
-        columns = rows.column_names or next(iter(rows), {})
-        configurator.check_choice("column", config.column, tuple(columns))
+class Split:
+    """The column of a split that holds the text: its values, row by row, as often as one iterates.
+    Raises UserError where there is none."""
+
+    def __init__(self, config, split):
+        with one_line("pip install datasets", ImportError):
+            import datasets
+        self.config = config
+        with failure(config, "opened"):
+            builder = datasets.load_dataset_builder(
+                config.name[0], config.config, revision=config.revision
+            )
+            found = builder.as_streaming_dataset()
+            configurator.check_choice("split", split, tuple(found))
+            rows = found[split]
+            # jsonl has no names, only rows
+            columns = rows.column_names or next(iter(rows), {})
+            configurator.check_choice("column", config.column, tuple(columns))
         # no other column is decoded: a picture there may be damaged
-        return rows.select_columns([config.column])
+        self.rows = rows.select_columns([config.column]).with_format("arrow")
+        files = (builder.config.data_files or {}).get(split, [])
+        self.parquet = [str(file) for file in files if str(file).endswith(".parquet")]
+
+    def __iter__(self):
+        for table in self.tables_of_parquet() if self.parquet else self.rows.iter(AT_ONCE):
+            yield from table[self.config.column].to_pylist()
+
+    def open_parquet(self):
+        """Yields each file. `datasets` would read them ahead, gigabytes of them."""
+        import fsspec
+        import pyarrow.parquet
+
+        for name in self.parquet:
+            with fsspec.open(name, "rb") as file:
+                yield pyarrow.parquet.ParquetFile(file, pre_buffer=False)
+
+    def tables_of_parquet(self):
+        for file in self.open_parquet():
+            yield from file.iter_batches(AT_ONCE, columns=[self.config.column])
+
+    def count(self):
+        """The number of rows, at most `documents`: of parquet as the files say; those of a folder
+        are counted; or None."""
+        n = None
+        with failure(self.config, "read"):
+            if self.parquet:
+                n = sum(file.metadata.num_rows for file in self.open_parquet())
+            elif os.path.isdir(self.config.name[0]):
+                n = sum(table.num_rows for table in self.rows.iter(AT_ONCE))
+        return n if self.config.documents is None else min(n or math.inf, self.config.documents)
 
 
 def texts_of(config, rows):
     """Yields the documents of a split as str."""
     with failure(config, "read"):
-        texts = (row[config.column] for row in rows)
-        for text in itertools.islice(filter(None, texts), config.documents):
+        for text in itertools.islice(filter(None, rows), config.documents):
             if not isinstance(text, str):
                 what = type(text).__name__
                 raise UserError(f"column={config.column}: holds {what}, which is no text")
             yield text if text.endswith("\n") else f"{text}\n"
 
 
-def training_texts(config, rows, held_out):
+def training_texts(config, rows, hold_out=lambda text: None):
     """Yields the documents of the split of training. Without val_split some are for validation, and
-    go to the list `held_out` instead."""
+    are given to `hold_out` instead."""
     for text in texts_of(config, rows):
         place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
         if config.val_split is None and place < config.val_fraction:
-            held_out.append(text)
+            hold_out(text)
         else:
             yield text
 

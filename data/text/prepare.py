@@ -2,13 +2,17 @@
 A data set of your own text: of files, and of folders that are searched for files.
 
     python data/text/prepare.py book.txt
-    python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --out_dir=data/notes
+    python data/text/prepare.py notes/ more/ --ext=.txt,.md,.rst --tokenizer=gpt2 --threads=2 --out_dir=data/notes
     python data/text/prepare.py notes/ --val=notes/2024.md,letters/ --tokenizer=bpe:4096
     python data/text/prepare.py book.txt --tokenizer=Qwen3-0.6B --out_dir=data/qwen3    # the tokenizer of a model
 
 Without --val several files are split by file, a single one by position: its last lines are for
 validation. Files are taken in the order of their paths, once each; blank ones, and hidden ones in
 folders, are left out, and those of --val are not trained on.
+
+Files are read twice, one at a time: the sizes decide the split. A file is a document, which must fit
+in memory. A call that was stopped is gone on with by the same one. The data are the same for any
+number of threads.
 """
 
 import glob
@@ -40,30 +44,51 @@ class Config(Output):
     val: list[str] = key([], "files and folders for validation; none: val_fraction of `paths`")
     val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
+    threads: int = key(1, "how many documents are encoded side by side", at_least=1, at_most=1024)
 
 
 def main(argv):
     config = configurator.load(
         Config, argv, positional="paths", program=GENERATOR, description=__doc__
     )
-    texts = read_files(config.paths, config.ext)
+    sizes = find_files(config.paths, config.ext)
     out_dir, about = claim(config, GENERATOR, VERSION, errors="stop")
-    if len(texts) == 1 and not config.val:
-        (text,) = texts.values()
-        train, val = split_at_a_line(text, config.val_fraction)
+    if len(sizes) == 1 and not config.val:
+        (path,) = sizes
+        train, val = split_at_a_line(read_text(path), config.val_fraction)
     else:
-        of_val = read_files(config.val, config.ext) if config.val else held_out(texts, config)
-        train = [text for path, text in texts.items() if path not in of_val]
-        val = list(of_val.values())
+        of_val = find_files(config.val, config.ext) if config.val else held_out(sizes, config)
+        train = Texts([path for path in sizes if path not in of_val])
+        val = Texts(list(of_val))
     if not train:
         raise UserError(f"val={','.join(config.val)}: leaves no file for training; name more files")
     tokenizer = choose_tokenizer(config.tokenizer, train)
-    write_stream(out_dir, {"train": train, "val": val}, name="text", tokenizer=tokenizer, **about)
+    write_stream(
+        out_dir,
+        {"train": train, "val": val},
+        name="text",
+        tokenizer=tokenizer,
+        threads=config.threads,
+        **about,
+    )
 
 
-def read_files(paths, ext):
-    """{real path: text} of the named files, and of those in the named folders that end in one of
-    `ext` and are not hidden: in the order of their paths, once each, none blank."""
+@dataclass
+class Texts:
+    """The texts of files, each of which is read when it is needed."""
+
+    paths: list[str]
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __iter__(self):
+        return map(read_text, self.paths)
+
+
+def find_files(paths, ext):
+    """{real path: bytes of its text} of the named files, and of those in the named folders that end
+    in one of `ext` and are not hidden: in the order of their paths, once each, none blank."""
     found = []
     for path in paths:
         if os.path.isdir(path):
@@ -71,16 +96,16 @@ def read_files(paths, ext):
             found += [f for f in inside if f.endswith(tuple(ext)) and os.path.isfile(f)]
         else:
             found.append(path)
-    texts = {}
+    sizes = {}
     for file in sorted(map(Path, found), key=Path.as_posix):
         text = read_text(file)
-        if text.strip():
+        if text and not text.isspace():
             # by real path: a text in both splits would make the loss meaningless
-            texts[os.path.realpath(file)] = text
-    if not texts:
+            sizes[os.path.realpath(file)] = len(text.encode())
+    if not sizes:
         where = ", ".join(paths) or "nothing"
         raise UserError(f"no text in {where}: name files, or folders with {', '.join(ext)}")
-    return texts
+    return sizes
 
 
 def read_text(file):
@@ -90,16 +115,14 @@ def read_text(file):
         return content.decode().removeprefix("\ufeff")
 
 
-def held_out(texts, config):
-    """{path: text} for validation: in a random order, each that keeps validation at or below
+def held_out(sizes, config):
+    """{path: bytes} for validation: in a random order, each that keeps validation at or below
     val_fraction of all; if none does, the smallest."""
-    sizes = {path: len(text.encode()) for path, text in texts.items()}
     order = np.random.default_rng(config.seed).permutation(len(sizes))
     paths = list(sizes)
     taken = fitting(sizes, [paths[i] for i in order], config.val_fraction * sum(sizes.values()))
-    if not taken:
-        taken = [min(sizes, key=sizes.get)]
-    return {path: texts[path] for path in paths if path in taken}
+    taken = set(taken) or {min(sizes, key=sizes.get)}
+    return {path: size for path, size in sizes.items() if path in taken}
 
 
 def split_at_a_line(text, val_fraction):
