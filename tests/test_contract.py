@@ -15,7 +15,7 @@ from small_models import count_flops, logits_of_pieces, off_its_start, seen_of
 
 from base.configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
-from model import GPT, MIXERS, MLPS, GPTConfig, Softmax
+from model import GPT, MIXERS, MLPS, GPTConfig, Softmax, check_documents
 from ops import IGNORE
 from runs.probe import weights_of
 
@@ -397,6 +397,82 @@ def test_it_computes_in_the_dtype_of_its_model_and_under_autocast(about):
                 module.register_forward_hook(compare)
     for dtype in (torch.float64, torch.bfloat16):
         model.to(dtype)(IDX)
+
+
+# -- Packed documents --------------------------------------------------------------------------------------------------
+
+# lengths of the documents of two rows of T: a border at a chunk's edge, one token behind it and one before it; documents
+# of one token, shorter than a convolution, longer than a chunk, and a row's last token as a document
+PACKED = [[CHUNK, 1, 1, CHUNK - 1, 2, T - 2 * CHUNK - 3], [1, 3, CHUNK + 1, T - CHUNK - 6, 1]]
+OF_PACKED = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def places_of(rows):
+    """`document` of rows with documents of these lengths: (B, T)."""
+    places = [[sum(lengths[:i])] * n for lengths in rows for i, n in enumerate(lengths)]
+    return torch.tensor(list(itertools.chain(*places))).view(len(rows), -1)
+
+
+def documents_of(rows):
+    """(row, the slice of its tokens) of each document."""
+    for row, lengths in enumerate(rows):
+        for i, n in enumerate(lengths):
+            yield row, slice(sum(lengths[:i]), sum(lengths[:i]) + n)
+
+
+def packs(model):
+    """Skips a model whose mixers cannot keep documents apart, and says why."""
+    try:
+        check_documents(model.config)
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("dtype", OF_PACKED)
+@every_case
+def test_packed_documents_have_the_logits_losses_and_gradients_of_each_alone(about, dtype):
+    model, targets = make_model(about, dtype), IDX.roll(-1, 1).masked_fill(IDX % 5 == 0, IGNORE)
+    packs(model)
+    parameters = dict(model.named_parameters())
+
+    def losses_and_gradients(logits):
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORE)
+        weights = torch.linspace(0.5, 1.5, losses.numel(), dtype=dtype)  # labels are not alike
+        gradients = torch.autograd.grad((losses * weights).sum(), parameters.values(), allow_unused=True)
+        return losses.detach(), gradients
+
+    packed = model(IDX, document=places_of(PACKED))
+    alone = [[model(IDX[row : row + 1, part]) for row, part in documents_of(PACKED) if row == b] for b in range(2)]
+    alone = torch.cat([torch.cat(documents, dim=1) for documents in alone])
+    assert packed.isfinite().all(), "a logit of a packed row is not finite"
+    largest = max(1.0, float(alone.detach().abs().max()))
+    difference = float((packed - alone).detach().abs().max()) / largest
+    assert difference < OF_PACKED[dtype], f"a packed document has other logits than alone, by {difference:.0e}"
+    (losses, gradients), (losses_alone, gradients_alone) = losses_and_gradients(packed), losses_and_gradients(alone)
+    assert (losses - losses_alone).abs().max() < OF_PACKED[dtype] * largest
+    for name, one, other in zip(parameters, gradients, gradients_alone, strict=True):
+        assert (one is None) == (other is None), f"only packed, or only alone, a gradient reaches {name}"
+        if one is not None:
+            difference = float((one - other).abs().max() / other.abs().max().clamp(min=1.0))
+            assert difference < OF_PACKED[dtype], (
+                f"packed documents give {name} another gradient than alone, by {difference:.0e}"
+            )
+
+
+@every_readout
+@torch.no_grad()
+def test_a_border_may_stand_anywhere(about):
+    model, logits = model_and_logits(about)
+    packs(model)
+    for border in range(1, T):
+        rows = [[border, T - border], [T - border, border]]
+        packed = model(IDX, document=places_of(rows))
+        for row, part in documents_of(rows):
+            alone = logits[row, part] if part.start == 0 else model(IDX[row : row + 1, part])[0]
+            difference = float((packed[row, part] - alone).abs().max())
+            assert difference < 1e-12 * max(1.0, float(alone.abs().max())), (
+                f"with a border before token {border} a document has other logits than alone, by {difference:.0e}"
+            )
 
 
 # -- What a class declares ---------------------------------------------------------------------------------------------
