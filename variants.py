@@ -323,8 +323,10 @@ class Mamba3(Mixer):
             F.softplus(dt + self.dt_bias),
             share.sigmoid(),
         )
-        # (B, T, H, n). It may go on over a document's start: only differences are read
-        angle = (dt[..., None] * math.pi * angle.tanh()[:, :, None]).cumsum(1)
+        turns = dt[..., None] * math.pi * angle.tanh()[:, :, None]
+        angle = turns.cumsum(1)  # (B, T, H, n)
+        if document is not None:  # less what was turned before the document
+            angle = angle - document.at_first(angle - turns)
         if state is not None:
             angle = angle + state["angle"][:, None]
             state["angle"] = angle[:, -1].remainder(2 * math.pi)

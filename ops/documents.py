@@ -14,6 +14,7 @@ from torch import Tensor
 
 class Documents:
     """
+    places (B, T): those of the loader
     first (B, T): whether a token is the first of its document
     position (B, T): how many tokens of its document are before it
     lengths: those of all documents, row by row
@@ -21,6 +22,7 @@ class Documents:
 
     def __init__(self, places: Tensor):
         t = torch.arange(places.shape[1], device=places.device)
+        self.places = places
         self.first = places == t
         self.position = t - places
         begins = self.first.flatten().nonzero()[:, 0]
@@ -34,6 +36,11 @@ class Documents:
             return self.first
         others = torch.zeros_like(self.first)
         return torch.stack([self.first, *[others] * (n - 1)], dim=2).flatten(1)
+
+    def at_first(self, x: Tensor) -> Tensor:
+        """x (B, T, ...) of the first token of each token's document: the same shape."""
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        return x[rows, self.places]
 
     def bounds(self, n: int) -> Tensor:
         """Where the documents begin in all rows end to end, then the length of these: int32, as

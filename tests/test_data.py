@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import writing
-from data.shards import Documents, Shards, Stream, open_dataset
+from data.shards import PackedDocuments, Shards, Stream, open_dataset
 from data.text import prepare as text
 from data.tokenizer import get_tokenizer, tokenizer_of
 from data.writing import Output, write_examples, write_stream
@@ -45,7 +45,7 @@ def stream(n, cuts=(), name="x", first=1000, documents=None):
     facts = {"tokens": n, "shards": [{"sha256": ""}] * len(parts)}
     meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
     shards = {"train": Shards(parts)}
-    kind = Stream if documents is None else Documents
+    kind = Stream if documents is None else PackedDocuments
     return kind(Path(name), meta, shards, {"train": np.array(documents or [0, n])})
 
 
@@ -53,7 +53,7 @@ def rows_of(dataset, split, seed, steps, **sizes):
     """The rows of the global batches of `steps`, as tuples."""
     rows, parts = [], sizes.get("gradient_accumulation_steps", 1)
     for step, micro_step in itertools.product(steps, range(parts)):
-        inputs, targets = dataset.batch(split, step, seed=seed, micro_step=micro_step, **sizes)
+        inputs, targets, _ = dataset.batch(split, step, seed=seed, micro_step=micro_step, **sizes)
         rows += [(tuple(x), tuple(y)) for x, y in zip(inputs.tolist(), targets.tolist(), strict=True)]
     return rows
 
@@ -175,7 +175,7 @@ def test_a_stream_is_counted_and_its_documents_are_found_again(folder):
     assert [shard["tokens"] for shard in dataset.meta["splits"]["train"]["shards"]] == [40, 40, 26]
     assert np.load(folder / "train_documents.npy").tolist() == [0, 6, 6, 106]
     assert (dataset.kind, list(dataset.shards), dataset.slices) == ("stream", ["train", "val"], [])
-    inputs, targets, _ = next(dataset.eval_batches("train", 1, 105))
+    inputs, targets, *_ = next(dataset.eval_batches("train", 1, 105))
     assert bytes([*inputs[0].tolist(), targets[0, -1].item()]) == b"ab cd\n" + "é".encode() * 50
 
 
