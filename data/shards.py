@@ -392,6 +392,9 @@ class Stream(Dataset):
         return np.minimum(order * block_size + shift, last)
 
     def _example(self, split, place, block_size):
+        return self._window(split, place, block_size)
+
+    def _window(self, split, place, block_size):
         length = self._lengths(split, place, block_size)
         tokens = self.shards[split].read(place, place + length + 1)
         return tokens[:-1], tokens[1:]
@@ -452,14 +455,13 @@ class PackedDocuments(Stream):
         return float(n_tokens / self.examples_per_epoch(split, block_size))
 
     def alone(self, split: str, rows: int, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(inputs, targets) of the longest windows, each a row of its own, as long as the shortest of
-        them."""
+        """(inputs, targets) of the first of the longest windows, at most `rows`, each a row of its
+        own."""
         windows = self._windows(split, block_size, block_size)
         lengths = self._lengths(split, windows, block_size)
-        longest = np.argsort(-lengths, kind="stable")[:rows]
-        width = lengths[longest].min()
-        examples = [super()._example(split, place, width) for place in windows[longest]]
-        return collate(examples)[:2]
+        longest = windows[lengths == lengths.max()][:rows]
+        inputs, targets, _ = collate([self._window(split, place, block_size) for place in longest])
+        return inputs, targets
 
     def _fill_rows(self, split, block_size):
         """The rows of an epoch, each (windows,) places. Called as _rows, which remembers."""
@@ -475,7 +477,7 @@ class PackedDocuments(Stream):
         return [rows[i] for i in order]
 
     def _example(self, split, row, block_size):
-        windows = [super(PackedDocuments, self)._example(split, place, block_size) for place in row]
+        windows = [self._window(split, place, block_size) for place in row]
         inputs, targets = (np.concatenate(parts) for parts in zip(*windows, strict=True))
         lengths = self._lengths(split, row, block_size)
         begins = np.cumsum(lengths) - lengths

@@ -160,7 +160,7 @@ class Levels(nn.Module):
     def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
         start.fill_(1.0)
 
-    def forward(self, x: Tensor, start: int, document: Documents | None) -> Tensor:
+    def forward(self, x: Tensor, start: int, document: Documents | None = None) -> Tensor:
         y = at_least_float32(self.proj(x))
         if not self.is_merged:
             return F.softplus(self.scale * y).unflatten(-1, (-1, self.n_levels))

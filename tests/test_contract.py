@@ -456,16 +456,16 @@ def errors_of(numbers, exact):
 
 @every_case
 def test_packed_documents_have_the_logits_losses_and_gradients_of_each_alone(about):
-    """In float64 up to 1e-12. In float32 up to 1e-5, or where a document alone is further from float64, as far."""
+    """In float64 up to 1e-12; in float32 up to 1e-5, or three times as far from float64 as documents alone are."""
     # a start with less noise: some gates make float32 worthless otherwise
     model = off_its_start(make_config(**CASES[about]), torch.float32, noise=0.05)
     packs(model)
     packed, alone = numbers_of(model, True), numbers_of(model, False)
     exact = numbers_of(model.double(), False)
-    of_alone = errors_of(alone, exact)
+    of_alone = max(errors_of(alone, exact).values())
     for dtype, errors in ((64, errors_of(numbers_of(model, True), exact)), (32, errors_of(packed, exact))):
         for what, error in errors.items():
-            most = 1e-12 if dtype == 64 else max(1e-5, 3 * of_alone[what])
+            most = 1e-12 if dtype == 64 else max(1e-5, 3 * of_alone)
             assert error < most, f"packed documents have other {what} than alone, by {error:.0e} in float{dtype}"
 
 

@@ -136,7 +136,7 @@ def test_a_batch_depends_on_seed_and_step_alone_and_every_epoch_and_seed_has_its
 @pytest.mark.parametrize("world_size", [1, 2, 9])
 def test_evaluation_reads_every_row_once_and_one_slice_at_a_time(two_slices, world_size):
     seen = {}
-    for inputs, targets, name in batches_of(two_slices, "val", 3, 8, world_size):
+    for inputs, targets, _, name in batches_of(two_slices, "val", 3, 8, world_size):
         assert inputs.shape == targets.shape and name == f"{inputs.shape[1]}/1" and len(inputs) <= 3
         seen.setdefault(name, []).extend((inputs[:, 0] - 200).tolist())
     assert seen == {"4/1": [*range(5), *range(20, 23)], "8/1": [*range(10, 16)]}
@@ -150,7 +150,7 @@ def test_evaluation_scores_every_token_of_a_text_but_the_first_in_order_or_evenl
 ):
     n, block_size, dataset = case
     whole, places = list(range(1000, 999 + n, block_size)), []  # the first tokens of all windows
-    for inputs, targets, name in batches_of(dataset, "train", B, block_size, ranks, tokens=tokens):
+    for inputs, targets, _, name in batches_of(dataset, "train", B, block_size, ranks, tokens=tokens):
         assert name is None and inputs.shape[1] == block_size
         for x, y in zip(inputs, targets, strict=True):
             assert y[y != IGNORE].tolist() == list(range(int(x[0]) + 1, min(int(x[0]) + 1 + block_size, 1000 + n)))

@@ -174,7 +174,7 @@ def test_the_global_batch_does_not_depend_on_how_it_is_dealt_out_and_batches_fol
     dataset, rows = make(tmp_path, seed=5), drawn.rows("s3", 8, "5 2", 0, 36)
     for batch_size, parts in ((12, 1), (4, 3), (1, 12)):
         keys = dict(seed=2, batch_size=batch_size, block_size=20, gradient_accumulation_steps=parts)
-        batches = [dataset.batch("train", step, micro_step=m, **keys) for step in range(3) for m in range(parts)]
+        batches = [dataset.batch("train", step, micro_step=m, **keys)[:2] for step in range(3) for m in range(parts)]
         assert np.array_equal([np.concatenate(found) for found in zip(*batches, strict=True)], rows)
     assert dataset.batch("train", 0, **keys | {"seed": 3})[0].tolist() != rows[0][:1].tolist()
 
