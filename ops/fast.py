@@ -100,7 +100,7 @@ class HeadWeights(Function):
         between = (c - c.mT).exp_().tril_()
         if begun is not None:  # a decay of zero lies between two tokens of two documents
             last = begun[..., -1:, :]
-            between.mul_(begun == begun.mT)
+            between.mul_((begun == begun.mT).to(c.dtype))
             from_start.mul_(begun == 0)
             to_end.mul_(begun == last)
             decay.mul_(last == 0)
@@ -111,12 +111,14 @@ class HeadWeights(Function):
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, from_start, to_end, decay, between, inside = ctx.saved_tensors
         d_product = (d_inside * between).sum_to_size(*q.shape[:-1], q.shape[-2])
-        d_exponent = d_inside * inside  # of c_i - c_j
         dq, dk = dq * from_start, dk * to_end
-        d_end = (dk * k).sum(-1, keepdim=True)  # of c_C - c
-        dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None]
-        dc.add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
-        dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
+        dc = None
+        if ctx.needs_input_grad[2]:  # not if packed documents are all that decays
+            d_exponent = d_inside * inside  # of c_i - c_j
+            d_end = (dk * k).sum(-1, keepdim=True)  # of c_C - c
+            dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None]
+            dc.add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
+            dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
         dq, dk = dq.sum_to_size(q.shape), dk.sum_to_size(k.shape)
         return _add_product(dq, d_product, k), _add_product(dk, d_product.mT, q), dc, None
 

@@ -175,7 +175,7 @@ def weights(q: Tensor, k: Tensor, log_decay: Tensor | None, is_packed: bool = Fa
     if log_decay.shape[-1] == 1:
         begun = None
         if is_packed:
-            is_first = log_decay[:, :1] == -torch.inf  # that of all heads
+            is_first = (log_decay == -torch.inf).all(1, keepdim=True)  # in all heads
             begun = is_first.cumsum(-2)
             log_decay = log_decay.masked_fill(is_first, 0.0)
         return HeadWeights.call(q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2), begun)
