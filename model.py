@@ -79,11 +79,9 @@ class Softmax(Mixer):
             q = self.q_norm(at_least_float32(q))
             k = self.k_norm(at_least_float32(k))
         if word_of(self.config.position, self.layer) == "rope":
-            positions = None
-            if document is not None and self.config.rope_restarts:
-                positions = document.position
-            q = layers.rotate(q, start, self.angles, positions)
-            k = layers.rotate(k, start, self.angles, positions)
+            restarts = document if self.config.rope_restarts else None
+            q = layers.rotate(q, start, self.angles, restarts)
+            k = layers.rotate(k, start, self.angles, restarts)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
@@ -214,9 +212,8 @@ class CosFormer(Mixer):
             raise UserError(
                 f"cosformer: position {end} is past block_size={M}, where its cosine turns negative"
             )
-        positions = None if document is None else document.position
         # (T, 1, 1), or (B, T, 1, 1)
-        cos, sin = self.angles(at_least_float32(p.q), start, positions)
+        cos, sin = self.angles(at_least_float32(p.q), start, document)
         q = CosSinFeatures.call(at_least_float32(p.q), cos, sin)  # (B, T, H, 2D)
         k = CosSinFeatures.call(at_least_float32(p.k), cos, sin)
         return p._replace(q=q, k=k)

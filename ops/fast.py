@@ -93,7 +93,7 @@ class HeadWeights(Function):
     begun: None, or how many documents have begun in the chunk, (B, 1, N, C, 1). Most of the gain of
     mamba2."""
 
-    def forward(ctx, q, k, c, begun):
+    def forward(ctx, q, k, c, begun=None):
         end = c[..., -1:, :]
         from_start, to_end, decay = c.exp(), (end - c).exp(), end.exp()
         # exp overflows above the diagonal, where it is replaced: this is never differentiated
@@ -365,7 +365,7 @@ class Convolution(Function):
     document. They are few, so that what stood there is put back.
     """
 
-    def forward(ctx, x, weight, bias, crossings):
+    def forward(ctx, x, weight, bias, crossings=None):
         ctx.save_for_backward(x, weight)
         ctx.crossings = crossings
         T = x.shape[1] - len(weight) + 1

@@ -210,16 +210,18 @@ def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
     return visible
 
 
-def rotate(x: Tensor, start: int, angles: "Angles", positions: Tensor | None = None) -> Tensor:
+def rotate(
+    x: Tensor, start: int, angles: "Angles", document: Documents | None = None
+) -> Tensor:
     """RoPE (Su et al. 2021): position t turns the pair of channels (i, i + D/2) by the angle t
     base^(-2i/D).
 
-    x (B, T, H, D) of the positions from start on, or of `positions` (B, T) -> the same shape in at
-    least float32. angles: of rope_frequencies; where these are of fewer channels, the others stay
-    as they are.
+    x (B, T, H, D) of the positions from start on, or of those in packed documents -> the same shape
+    in at least float32. angles: of rope_frequencies; where these are of fewer channels, the others
+    stay as they are.
     """
     x = at_least_float32(x)
-    cos, sin = angles(x, start, positions)  # (T, 1, n), or (B, T, 1, n)
+    cos, sin = angles(x, start, document)  # (T, 1, n), or (B, T, 1, n)
     width = 2 * cos.shape[-1]
     turned = fast.Rotation.call(x[..., :width], cos, sin)
     return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
@@ -267,7 +269,7 @@ def quarter_turn(M: int) -> tuple[Tensor, float]:
 
 class Angles(nn.Module):
     """cos and sin of the angles of positions: angles(x, start) -> (T, 1, n) each, for x (B, T,
-    ...), in x's dtype; angles(x, 0, positions) of positions (B, T) below T -> (B, T, 1, n).
+    ...), in x's dtype; angles(x, 0, document) of packed documents -> (B, T, 1, n).
 
     Those of the first positions are in a table. It is made again, twice as long, where positions go
     past it, or where the dtype or device is another one. A graph reads it, or computes the angles,
@@ -282,10 +284,10 @@ class Angles(nn.Module):
         self.table: Tensor | None = None  # (2, length, 1, n)
 
     def forward(
-        self, x: Tensor, start: int, positions: Tensor | None = None
+        self, x: Tensor, start: int, document: Documents | None = None
     ) -> tuple[Tensor, ...]:
         cos_sin = self.of_row(x, start)
-        return cos_sin if positions is None else tuple(y[positions] for y in cos_sin)
+        return cos_sin if document is None else tuple(y[document.position] for y in cos_sin)
 
     def of_row(self, x: Tensor, start: int) -> tuple[Tensor, ...]:
         end = start + x.shape[1]

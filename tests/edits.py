@@ -24,8 +24,7 @@ class RetNet(Mixer):
 
     def project(self, x, state, start, document=None):
         q, k, v = self.qkv(x).unflatten(-1, (self.n_head, -1)).split([self.key_width] * 2 + [self.value_width], dim=-1)
-        positions = None if document is None else document.position
-        q, k = (layers.rotate(y, start, self.angles, positions).to(v.dtype) for y in (q * self.key_width**-0.5, k))
+        q, k = (layers.rotate(y, start, self.angles, document).to(v.dtype) for y in (q * self.key_width**-0.5, k))
         return Projection(q, k, v, self.log_decay.expand(*x.shape[:2], -1))
 
 
