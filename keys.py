@@ -235,7 +235,8 @@ class GPTConfig:
         None, "yarn, llama3: length RoPE was trained at (None: block_size)", at_least=1
     )
     rope_restarts: bool = key(
-        True, "packed documents (mask_documents): RoPE counts from each one's start; false: the row's"
+        True,
+        "packed documents (mask_documents): RoPE counts from each one's start; false: the row's",
     )
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
     window: str = key(

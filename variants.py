@@ -323,10 +323,11 @@ class Mamba3(Mixer):
             F.softplus(dt + self.dt_bias),
             share.sigmoid(),
         )
-        turns = dt[..., None] * math.pi * angle.tanh()[:, :, None]
-        angle = turns.cumsum(1)  # (B, T, H, n)
-        if document is not None:  # less what was turned before the document
-            angle = angle - document.at_first(angle - turns)
+        turns = dt[..., None] * math.pi * angle.tanh()[:, :, None]  # (B, T, H, n)
+        if document is None:
+            angle = turns.cumsum(1)
+        else:
+            angle = document.join([one.cumsum(1) for one in document.split(turns)])
         if state is not None:
             angle = angle + state["angle"][:, None]
             state["angle"] = angle[:, -1].remainder(2 * math.pi)

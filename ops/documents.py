@@ -9,12 +9,12 @@ is a document of three tokens and one of two.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 class Documents:
     """
-    places (B, T): those of the loader
     first (B, T): whether a token is the first of its document
     position (B, T): how many tokens of its document are before it
     lengths: those of all documents, row by row
@@ -22,12 +22,11 @@ class Documents:
 
     def __init__(self, places: Tensor):
         t = torch.arange(places.shape[1], device=places.device)
-        self.places = places
         self.first = places == t
         self.position = t - places
         begins = self.first.flatten().nonzero()[:, 0]
-        ends = torch.cat([begins[1:], begins.new_tensor([places.numel()])])
-        self.lengths: list[int] = (ends - begins).tolist()
+        self._bounds = F.pad(begins, (0, 1), value=places.numel())
+        self.lengths: list[int] = self._bounds.diff().tolist()
         self._crossings: dict[int, tuple] = {}
 
     def first_steps(self, n: int) -> Tensor:
@@ -37,16 +36,10 @@ class Documents:
         others = torch.zeros_like(self.first)
         return torch.stack([self.first, *[others] * (n - 1)], dim=2).flatten(1)
 
-    def at_first(self, x: Tensor) -> Tensor:
-        """x (B, T, ...) of the first token of each token's document: the same shape."""
-        rows = torch.arange(len(x), device=x.device)[:, None]
-        return x[rows, self.places]
-
     def bounds(self, n: int) -> Tensor:
         """Where the documents begin in all rows end to end, then the length of these: int32, as
         kernels want it. n: steps of the recurrence per token."""
-        lengths = torch.tensor([0, *self.lengths], device=self.first.device)
-        return (n * lengths).cumsum(0).int()
+        return (n * self._bounds).int()
 
     def split(self, x: Tensor) -> list[Tensor]:
         """(B, n T, ...) -> (1, n length, ...) for each document."""

@@ -103,9 +103,7 @@ class ShortConv(nn.Module):
     def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
         start.uniform_(-(self.width**-0.5), self.width**-0.5, generator=generator)
 
-    def forward(
-        self, x: Tensor, state: dict | None, document: Documents | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, state: dict | None, document: Documents | None = None) -> Tensor:
         if not self.width:
             return x
         T = x.shape[1]
@@ -210,9 +208,7 @@ def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
     return visible
 
 
-def rotate(
-    x: Tensor, start: int, angles: "Angles", document: Documents | None = None
-) -> Tensor:
+def rotate(x: Tensor, start: int, angles: "Angles", document: Documents | None = None) -> Tensor:
     """RoPE (Su et al. 2021): position t turns the pair of channels (i, i + D/2) by the angle t
     base^(-2i/D).
 

@@ -47,9 +47,7 @@ from ops.fast import (
 LOG_DECAY_MIN = -104.0
 
 
-def recurrent(
-    q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, first=None
-):
+def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, first=None):
     """The definition, token by token."""
     *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state, first=first)
     inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in inputs)

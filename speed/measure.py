@@ -55,7 +55,7 @@ class Side:
         shape = (2, B, keys["block_size"])
         batch = torch.randint(keys["vocab_size"], shape, generator=generator)
         self.batch = tuple(batch.to(config.device))
-        self.document = None  # of packed rows
+        self.document: torch.Tensor | None = None  # of packed rows
         self.device = config.device
         self.dtype = config.dtype
         self.grad_clip = train.grad_clip or float("inf")

@@ -401,7 +401,7 @@ def test_it_computes_in_the_dtype_of_its_model_and_under_autocast(about):
 
 # -- Packed documents --------------------------------------------------------------------------------------------------
 
-# lengths of the documents of two rows of T: a border at a chunk's edge, one token behind it and one before it; documents
+# lengths of documents in two rows of T: borders at a chunk's edge, one token behind it and one before it; documents
 # of one token, shorter than a convolution, longer than a chunk, and a row's last token as a document
 PACKED = [[CHUNK, 1, 1, CHUNK - 1, 2, T - 2 * CHUNK - 3], [1, 3, CHUNK + 1, T - CHUNK - 6, 1]]
 
