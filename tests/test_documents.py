@@ -67,6 +67,19 @@ def test_every_token_of_a_document_but_its_first_is_a_target_once_within_it(size
     assert dataset.tokens_per_example("train", block_size) == pytest.approx(labels / len(epoch))
 
 
+def test_a_sample_of_an_evaluation_packs_whole_windows_that_are_spread_over_the_split():
+    sizes = np.random.default_rng(0).integers(2, 40, 200).tolist()
+    dataset = stream(sum(sizes), [], documents=np.cumsum([0, *sizes]).tolist())
+    samples = [list(dataset.eval_batches("train", 4, 16, tokens=400)) for _ in range(2)]
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(*samples, strict=True))
+    found = [part for batch in samples[0] for part in documents_of(*batch[:3])]
+    assert sum(n for _, n in found) == pytest.approx(400, rel=0.1)
+    whole = parts_of(np.arange(1000, 1000 + sum(sizes)), sizes, 16, 16)
+    assert all(part in whole for part in found)
+    places = sorted(part[0] - 1000 for part, _ in found)
+    assert places[0] < sum(sizes) / 10 and places[-1] > sum(sizes) * 9 / 10
+
+
 LENGTHS = {  # of documents
     "50 to 5,000": lambda rng: rng.integers(50, 5001, 2000),
     "1,000 on average": lambda rng: rng.exponential(1000, 2000).astype(int) + 2,
