@@ -163,8 +163,8 @@ def add_scores(
     position of a row, or of a document of packed rows: in sums[0] those of the labels behind a
     string that is new to it, in sums[1] of those behind a repeated one (`is_repeated`)."""
     labelled = targets != IGNORE
-    hidden, _ = model.features(inputs, document=document)
-    hidden = hidden[labelled]  # (n, C), of the n labels
+    options = {} if document is None else {"document": document}
+    hidden = model.features(inputs, **options)[0][labelled]  # (n, C), of the n labels
     if document is None:
         document = torch.zeros_like(inputs)
     chunks = hidden.split(CHUNK_TOKENS)

@@ -229,7 +229,7 @@ class Mixer(nn.Module):
         document: Documents | None = None,
     ) -> Projection:
         """project(x), with the gates on q, k and v applied: what `read` gets."""
-        # a mixer that reads no packed rows need not take the argument (`check_documents`)
+        # one that reads no packed rows need not take the argument (`check_documents`)
         options = {} if document is None else {"document": document}
         p = self.project(x, state, start, **options)
         # a static gate is float32 even under autocast: without .to() its product would be, too

@@ -484,7 +484,6 @@ class Block(nn.Module):
 
     def forward(self, x, state=None, start=0, document=None):
         """x (B, T, C); state, start and document as in Mixer."""
-        # a mixer that reads no packed rows need not take the argument (`check_documents`)
         options = {} if document is None else {"document": document}
         x = x + self.dropout(self.mixer(self.norm_1(x), state, start, **options))
         if self.mlp is not None:
@@ -597,9 +596,11 @@ class GPT(nn.Module):
         cosformer or learned positions would go past block_size, and for a mixer that cannot keep
         documents apart."""
         documents = None
+        options = {}  # a block or mixer that reads no packed rows need not take the argument
         if document is not None:
             check_documents(self.config)
             documents = Documents(document)
+            options["document"] = documents
         x = self.wte(idx)
         if self.wpe is not None:
             end = start + idx.shape[1]
@@ -611,7 +612,7 @@ class GPT(nn.Module):
             x = x + self.wpe.weight[places]
         x = self.dropout(x)
         for i, block in enumerate(self.blocks):
-            x = block(x, None if state is None else state[i], start, documents)
+            x = block(x, None if state is None else state[i], start, **options)
         return self.norm(x), state
 
     @property
@@ -644,7 +645,8 @@ class GPT(nn.Module):
         reduction: "mean" over the labels, or "sum", for a mean over more than this batch. document:
         None, or that of packed rows, as in `features`.
         """
-        x, _ = self.features(idx, document=document)
+        options = {} if document is None else {"document": document}
+        x, _ = self.features(idx, **options)
         if targets is None:
             return self.logits(x)
         total = self.loss(x, targets)

@@ -139,8 +139,8 @@ class Batch(NamedTuple):
     micro_step: int
     inputs: torch.Tensor  # (B, T)
     targets: torch.Tensor  # (B, T)
-    document: torch.Tensor | None  # (B, T), of packed documents (data/shards.py)
     n_labels: int  # of the global batch
+    document: torch.Tensor | None = None  # (B, T), of packed documents (data/shards.py)
 
 
 def step_unless(optimizer: Any, skip: torch.Tensor) -> None:
@@ -178,8 +178,8 @@ def load_batches(
         if m % processes.world_size == processes.rank:
             if document is not None:
                 document = processes.pin(document)
-            own.append((m, processes.pin(inputs), processes.pin(targets), document))
-    return [Batch(*batch, max(1, n_labels)) for batch in own]
+            own.append(Batch(m, processes.pin(inputs), processes.pin(targets), 0, document))
+    return [batch._replace(n_labels=max(1, n_labels)) for batch in own]
 
 
 def read_ahead(run: "Run", steps: Iterable[int]) -> Iterator[list[Batch]]:
@@ -224,7 +224,8 @@ def micro_loss(
     if config.dropout > 0:  # dropout depends on (seed, step, micro-step) alone
         torch.manual_seed(zlib.crc32(f"{config.seed} {step} {batch.micro_step}".encode()))
     with autocast(batch.inputs.device.type, dtype):
-        loss = model(batch.inputs, batch.targets, reduction="sum", document=batch.document)
+        options = {} if batch.document is None else {"document": batch.document}
+        loss = model(batch.inputs, batch.targets, reduction="sum", **options)
         return loss / batch.n_labels
 
 
