@@ -645,7 +645,7 @@ class GPT(nn.Module):
         reduction: "mean" over the labels, or "sum", for a mean over more than this batch. document:
         None, or that of packed rows, as in `features`.
         """
-        options = {} if document is None else {"document": document}
+        options: dict = {} if document is None else {"document": document}
         x, _ = self.features(idx, **options)
         if targets is None:
             return self.logits(x)
