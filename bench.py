@@ -34,6 +34,7 @@ PARTS = dict(
     train=costs.train,
     overhead=costs.overhead,
     length=costs.length,
+    packing=costs.packing,
     decode=costs.decode,
     ops=costs.ops,
     gaterun=gaterun,

@@ -136,10 +136,13 @@ def evaluate_part(
         split, batch_size, block_size, rank, world_size, stride=stride, tokens=tokens
     )
     with autocast(device.type, dtype):
-        for inputs, targets, name in batches:
+        for inputs, targets, document, name in batches:
             if before_batch is not None:
                 before_batch()
-            add_scores(sums[names.index(name)], model, inputs.to(device), targets.to(device))
+            if document is not None:
+                document = document.to(device)
+            of_slice = sums[names.index(name)]
+            add_scores(of_slice, model, inputs.to(device), targets.to(device), document)
     model.train(was_training)
     if world_size > 1:
         everywhere = sums.to(device)
@@ -149,12 +152,21 @@ def evaluate_part(
 
 
 @torch.no_grad()
-def add_scores(sums: torch.Tensor, model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+def add_scores(
+    sums: torch.Tensor,
+    model: Any,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    document: torch.Tensor | None = None,
+) -> None:
     """Adds nats, labels and correct answers of a batch (B, T) to sums (2, block_size, 3) at each
-    position of a row: in sums[0] those of the labels behind a string that is new to the row, in
-    sums[1] of those behind a repeated one (`is_repeated`)."""
+    position of a row, or of a document of packed rows: in sums[0] those of the labels behind a
+    string that is new to it, in sums[1] of those behind a repeated one (`is_repeated`)."""
     labelled = targets != IGNORE
-    hidden = model.features(inputs)[0][labelled]  # (n, C), of the n labels
+    options = {} if document is None else {"document": document}
+    hidden = model.features(inputs, **options)[0][labelled]  # (n, C), of the n labels
+    if document is None:
+        document = torch.zeros_like(inputs)
     chunks = hidden.split(CHUNK_TOKENS)
     scores = []
     for x, target in zip(chunks, targets[labelled].split(CHUNK_TOKENS), strict=True):
@@ -162,23 +174,27 @@ def add_scores(sums: torch.Tensor, model: Any, inputs: torch.Tensor, targets: to
         losses = token_losses(logits, target).cpu().double()
         correct = (logits.argmax(-1) == target).cpu().double()
         scores.append(torch.stack([losses, torch.ones_like(losses), correct], dim=1))
-    positions = labelled.nonzero()[:, 1]
-    places = is_repeated(inputs)[labelled] * sums.shape[1] + positions  # in (2, block_size)
+    positions = labelled.nonzero()[:, 1] - document[labelled]
+    # in (2, block_size)
+    places = is_repeated(inputs, document)[labelled] * sums.shape[1] + positions
     sums.flatten(0, 1).index_add_(0, places.cpu(), torch.cat(scores))
 
 
-def is_repeated(inputs: torch.Tensor) -> torch.Tensor:
+def is_repeated(inputs: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
     """(B, T) -> (B, T) bool: whether the REPEATED tokens that end here have stood in a row earlier
-    in the window."""
+    in the window, and in its document (B, T)."""
     B, T = inputs.shape
     found = torch.zeros(B, T, dtype=torch.bool, device=inputs.device)
     if T <= REPEATED:
         return found
-    strings = inputs.unfold(1, REPEATED, 1).flatten(0, 1)  # (B n, 8)
+    strings = inputs.unfold(1, REPEATED, 1)  # (B, n, 8)
+    of_first, of_last = document[:, : 1 - REPEATED], document[:, REPEATED - 1 :]  # (B, n)
+    strings = torch.cat([strings, of_first[..., None]], dim=2).flatten(0, 1)
     _, ids = strings.unique(dim=0, return_inverse=True)  # equal where the strings are
     for row, of_row in zip(found, ids.view(B, -1), strict=True):
         is_same = of_row[:, None] == of_row  # (n, n)
         row[REPEATED - 1 :] = is_same.tril(-1).any(1)
+    found[:, REPEATED - 1 :] &= of_first == of_last  # else the string is of two documents
     return found
 
 

@@ -234,6 +234,10 @@ class GPTConfig:
     rope_length: int | None = key(
         None, "yarn, llama3: length RoPE was trained at (None: block_size)", at_least=1
     )
+    rope_restarts: bool = key(
+        True,
+        "packed documents (mask_documents): RoPE counts from each one's start; false: the row's",
+    )
     qk_norm: bool = key(False, "RMSNorm on q and k of softmax layers, before RoPE")
     window: str = key(
         "none",
@@ -351,7 +355,7 @@ class TrainConfig(GPTConfig):
         "data/pystdlib", "folder of the data, or a mixture data/a:7,data/b:3", find=find_data
     )
     mask_documents: bool = key(
-        False, "text: rows are documents or parts of one; nothing is predicted across documents"
+        False, "text: rows are filled with whole documents, and nothing is read across these"
     )
     out_dir: str = key("out", "folder that the run is written to")
     init_from: str = key(
@@ -484,6 +488,11 @@ class TrainConfig(GPTConfig):
         super().__post_init__()
         if self.gates_only and not any(gate.native or gate.positions for _, gate in self.layers()):
             raise UserError("gates_only=True: no layer has a gate; name one, as in --gate=headwise")
+        if self.compile == "true" and self.mask_documents:
+            raise UserError(
+                "compile='true': with mask_documents each batch has other lengths, which torch.compile would "
+                "compile anew; leave compile out"
+            )
         if self.gate_optimizer == "muon" and self.optimizer != "muon":
             raise UserError(
                 "gate_optimizer='muon': is for optimizer='muon'; leave it out, or add --optimizer=muon"

@@ -5,6 +5,7 @@ A mixer is a subclass of `Mixer` (model.py, variants.py), which declares what wa
 q, k and v of x.
 """
 
+import inspect
 import math
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from base.configurator import UserError
 from gate import POSITIONS, Gate
 from keys import GPTConfig
 from ops import kernels, levels, recurrence
+from ops.documents import Documents
 from ops.fast import at_least_float32
 from ops.layers import Angles, ResidualLinear, RMSNorm, ShortConv
 
@@ -37,9 +39,10 @@ class Projection(NamedTuple):
     # (B, T, Hk, Dk), what the delta rule erases, if that is not k
     erase: torch.Tensor | None = None
     skip: torch.Tensor | None = None  # (B, T, H, Dv), added to the readout
-    sink: torch.Tensor | None = None  # (B, H, T), the logits of a softmax layer's sinks
+    sink: torch.Tensor | None = None  # (B, T, H), the logits of a softmax layer's sinks
     # (B, T, H, L), how much of each level is read (ops/levels.py); Mixer makes them
     levels: torch.Tensor | None = None
+    document: Documents | None = None  # of packed rows, which Mixer passes on
 
     def replace(self, **values) -> "Projection":
         """_replace(**values), which torch 2.11 cannot compile in front of fla's kernels."""
@@ -51,9 +54,10 @@ class Mixer(nn.Module):
     projection.
 
     A subclass declares what was published (the class attributes) and computes q, k and v from x
-    (`project`). `y = mixer(x, state=None, start=0)`: x and y are (B, T, C), and start is the
-    position of x[:, 0]. state: None for a text read in one call; otherwise what `init_state` made,
-    which every call updates in place.
+    (`project`). `y = mixer(x, state=None, start=0, document=None)`: x and y are (B, T, C), and
+    start is the position of x[:, 0]. state: None for a text read in one call; otherwise what
+    `init_state` made, which every call updates in place. document: where the documents of packed
+    rows begin, each of which is read as if it were alone (without a state); None: rows are text.
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
@@ -74,6 +78,9 @@ class Mixer(nn.Module):
     # whether the key `levels` (log-linear attention, ops/levels.py) may split the state into one for
     # each of log2(T) blocks of the past
     has_levels = True
+    # how packed documents are read: all rows at once, as the recurrence forgets its state where one
+    # begins; false: `read` is called for each document
+    reads_packed = True
     tolerance = 0.0  # how much later tokens may change earlier logits by rounding (an FFT does)
     longest: int | None = None  # the largest block_size that it takes (None: any)
     sub_tokens = (
@@ -91,6 +98,7 @@ class Mixer(nn.Module):
         if "read" in own or "forward" in own:
             cls.is_linear_in_query = own.get("is_linear_in_query", False)
             cls.has_levels = own.get("has_levels", False)
+            cls.reads_packed = own.get("reads_packed", False)
             cls.explicit_weights = own.get("explicit_weights")  # None: nothing can show its weights
 
     @classmethod
@@ -106,6 +114,16 @@ class Mixer(nn.Module):
             raise UserError(
                 f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax"
             )
+
+    @classmethod
+    def check_documents(cls, name: str) -> None:
+        """Raises UserError for a mixer that cannot keep packed documents apart."""
+        for method in ("forward", "gated_projection", "project"):
+            if "document" not in inspect.signature(getattr(cls, method)).parameters:
+                raise UserError(
+                    f"mask_documents: {name} cannot keep packed documents apart: its `{method}` takes no "
+                    "`document` (docs/mixers.md, Documents)"
+                )
 
     def __init__(self, config, gate, *, query, key, value, native_rank=0):
         """query, key, value: (heads, width) of each. native_rank: rank of the native gate's weight
@@ -173,15 +191,18 @@ class Mixer(nn.Module):
                 "init_parameter(name, start, generator)"
             )
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
         """x (B, T, C) -> Projection. If `state` is a dict, a convolution reads its past there and
-        writes it back."""
+        writes it back. What mixes tokens here, such as a convolution, or counts their positions,
+        has to look at `document`."""
         raise NotImplementedError
 
-    def forward(self, x, state=None, start=0):
-        p = self.gated_projection(x, state, start)
+    def forward(self, x, state=None, start=0, document=None):
+        p = self.gated_projection(x, state, start, document)
         # (B, T, H, Dv), with a denominator (B, T, H, Dv + 1)
-        o = self.read(p, state, start)
+        o = self.read(p, state, start) if document is None else self.read_documents(p)
         if self.norm_kind == "denominator":
             o, denominator = o.split([self.value_width, 1], dim=-1)
             o = o / self.gated("denominator", denominator, x).clamp(min=DENOMINATOR_MIN)
@@ -205,10 +226,16 @@ class Mixer(nn.Module):
         return self.gates[position](y, x) if position in self.gates else y
 
     def gated_projection(
-        self, x: torch.Tensor, state: dict | None = None, start: int = 0
+        self,
+        x: torch.Tensor,
+        state: dict | None = None,
+        start: int = 0,
+        document: Documents | None = None,
     ) -> Projection:
         """project(x), with the gates on q, k and v applied: what `read` gets."""
-        p = self.project(x, state, start)
+        # one that reads no packed rows need not take the argument (`check_documents`)
+        options = {} if document is None else {"document": document}
+        p = self.project(x, state, start, **options)
         # a static gate is float32 even under autocast: without .to() its product would be, too
         q = self.gated("query", p.q, x).to(p.q.dtype)
         k = self.gated("key", p.k, x).to(p.k.dtype)
@@ -219,8 +246,19 @@ class Mixer(nn.Module):
         erase = p.erase  # and one of k to the state
         if erase is not None:
             erase = self.gated("key", erase, x)
-        of_levels = None if self.levels is None else self.levels(x, start)
-        return p.replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=of_levels)
+        of_levels = None if self.levels is None else self.levels(x, start, document)
+        return p.replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=of_levels, document=document)
+
+    def read_documents(self, p: Projection) -> torch.Tensor:
+        """The readout of packed rows, in which no document reads another one."""
+        if self.reads_packed and p.levels is None:
+            return self.read(p, None, 0)
+        alone: list[dict] = [{} for _ in p.document.lengths]  # a projection of each document
+        for name, x in p._asdict().items():
+            if name != "document" and x is not None:
+                for one, part in zip(alone, p.document.split(x), strict=True):
+                    one[name] = part
+        return p.document.join([self.read(Projection(**one), None, 0) for one in alone])
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is
@@ -234,6 +272,8 @@ class Mixer(nn.Module):
             options["initial_state"] = state["S"]
         if erase is not None:  # kernels.fla has no such argument
             options["erase"] = erase
+        if p.document is not None:
+            options["first"] = p.document.first_steps(self.sub_tokens)
         uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta, erase)
         if p.levels is not None:
             form = levels.chunked
@@ -245,6 +285,8 @@ class Mixer(nn.Module):
         elif uses_fla:
             form = kernels.fla
             self.form = "fla's kernels"
+            if options.pop("first", None) is not None:
+                options["bounds"] = p.document.bounds(self.sub_tokens)
         else:
             form = recurrence.chunked
             self.form = "plain PyTorch, chunk by chunk"
@@ -298,7 +340,10 @@ class Mixer(nn.Module):
         q = self.for_all_heads(p.q)
         k = self.for_all_heads(p.k)
         erase = self.for_all_heads(p.erase)
-        weights = recurrence.quadratic(q, k, log_decay=p.log_decay, beta=p.beta, erase=erase)
+        first = None if p.document is None else p.document.first_steps(self.sub_tokens)
+        weights = recurrence.quadratic(
+            q, k, log_decay=p.log_decay, beta=p.beta, erase=erase, first=first
+        )
         return weights if p.levels is None else weights * levels.factors(p.levels.transpose(1, 2))
 
     def flops_per_token(self, T: int) -> float:

@@ -23,6 +23,7 @@ from gate import GATE_ACTIVATIONS, Gate, check_gate
 from keys import GPTConfig, word_of
 from mixer import READOUT_NORMS, Mixer, Projection
 from ops import IGNORE, kernels, layers, sampling
+from ops.documents import Documents
 from ops.fast import CosSinFeatures, at_least_float32
 from ops.layers import FusedLinear, ResidualLinear, RMSNorm, make_conv, make_norm
 from ops.loss import cross_entropy_sum
@@ -69,15 +70,18 @@ class Softmax(Mixer):
                 config.rope_length or config.block_size,
             )
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
+        qkv = self.conv(self.qkv(x), state, document).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (-1, self.value_width)) for y in qkv)  # (B, T, H or Hk, D)
         if self.q_norm is not None:
             q = self.q_norm(at_least_float32(q))
             k = self.k_norm(at_least_float32(k))
         if word_of(self.config.position, self.layer) == "rope":
-            q = layers.rotate(q, start, self.angles)
-            k = layers.rotate(k, start, self.angles)
+            restarts = document if self.config.rope_restarts else None
+            q = layers.rotate(q, start, self.angles, restarts)
+            k = layers.rotate(k, start, self.angles, restarts)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
@@ -185,24 +189,31 @@ class CosFormer(Mixer):
         self.conv = make_conv(config, 3 * H * D)
         self.angles = layers.Angles(layers.quarter_turn, config.block_size)
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.conv(self.qkv(x), state)
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
+        qkv = self.conv(self.qkv(x), state, document)
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
         return Projection(F.relu(q), F.relu(k), v)
 
     def gated_projection(
-        self, x: torch.Tensor, state: dict | None = None, start: int = 0
+        self,
+        x: torch.Tensor,
+        state: dict | None = None,
+        start: int = 0,
+        document: Documents | None = None,
     ) -> Projection:
         """With the gated q and k turned into features: the gates have width D, the features 2D.
         Raises UserError past M."""
-        p = super().gated_projection(x, state, start)
+        p = super().gated_projection(x, state, start, document)
         M = self.config.block_size
         end = start + x.shape[1]
         if end > M:
             raise UserError(
                 f"cosformer: position {end} is past block_size={M}, where its cosine turns negative"
             )
-        cos, sin = self.angles(at_least_float32(p.q), start)  # (T, 1, 1)
+        # (T, 1, 1), or (B, T, 1, 1)
+        cos, sin = self.angles(at_least_float32(p.q), start, document)
         q = CosSinFeatures.call(at_least_float32(p.q), cos, sin)  # (B, T, H, 2D)
         k = CosSinFeatures.call(at_least_float32(p.k), cos, sin)
         return p.replace(q=q, k=k)
@@ -227,8 +238,10 @@ class GLA(Mixer):
         self.decay_in = nn.Linear(config.n_embd, self.decay_rank, bias=False)
         self.decay_out = nn.Linear(self.decay_rank, H * Dk)
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
+        qkv = self.conv(self.qkv(x), state, document).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, Dk or Dv)
         logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))
         log_decay = F.logsigmoid(at_least_float32(logits)) / self.decay_temperature
@@ -257,9 +270,11 @@ class Mamba2(Mixer):
         self.A_log = nn.Parameter(torch.empty(H))
         self.D = nn.Parameter(torch.empty(H))
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
-        v, k, q = F.silu(self.conv(vkq, state)).split(self.split, dim=-1)
+        v, k, q = F.silu(self.conv(vkq, state, document)).split(self.split, dim=-1)
         k = k.unflatten(-1, (1, -1))  # (B, T, 1, N)
         q = q.unflatten(-1, (1, -1))
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, H, Dv)
@@ -310,9 +325,11 @@ class DeltaNet(Mixer):
         _, H, _, _ = config.head_sizes
         return [H] * self.n_steps
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
-        q, k, v = F.silu(self.conv(qkv, state)).split(self.split, dim=-1)
+        q, k, v = F.silu(self.conv(qkv, state, document)).split(self.split, dim=-1)
         q = q.unflatten(-1, (-1, self.key_width))  # (B, T, Hk, Dk)
         k = k.unflatten(-1, (-1, self.key_width))  # (B, T, n Hk, Dk), with n = n_steps
         v = v.unflatten(-1, (-1, self.value_width))  # (B, T, n H, Dv)
@@ -391,6 +408,12 @@ def check_layers(config: GPTConfig) -> None:
         raise UserError("norm_first=False: no layer has a norm for the gate to come before")
 
 
+def check_documents(config: GPTConfig) -> None:
+    """Raises UserError for a layer whose mixer cannot keep packed documents apart."""
+    for name, _ in config.layers():
+        MIXERS[name].check_documents(name)
+
+
 # keys.py knows no mixers: a new GPTConfig calls this
 GPTConfig.checks.append(check_layers)
 
@@ -459,9 +482,10 @@ class Block(nn.Module):
             self.mlp = MLPS[config.mlp](config, mlp_width(config, self.mixer))
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, state=None, start=0):
-        """x (B, T, C); state and start as in Mixer."""
-        x = x + self.dropout(self.mixer(self.norm_1(x), state, start))
+    def forward(self, x, state=None, start=0, document=None):
+        """x (B, T, C); state, start and document as in Mixer."""
+        options = {} if document is None else {"document": document}
+        x = x + self.dropout(self.mixer(self.norm_1(x), state, start, **options))
         if self.mlp is not None:
             x = x + self.dropout(self.mlp(self.norm_2(x)))
         return x
@@ -560,11 +584,23 @@ class GPT(nn.Module):
             p.copy_(start)
 
     def features(
-        self, idx: torch.Tensor, state: list[dict] | None = None, start: int = 0
+        self,
+        idx: torch.Tensor,
+        state: list[dict] | None = None,
+        start: int = 0,
+        document: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[dict] | None]:
         """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is
-        updated in place. Raises UserError where cosformer or learned positions would go past
-        block_size."""
+        updated in place. document (B, T): of packed rows, the place in the row at which the document
+        of each token begins; each document is read as if it were alone. Raises UserError where
+        cosformer or learned positions would go past block_size, and for a mixer that cannot keep
+        documents apart."""
+        documents = None
+        options = {}  # a block or mixer that reads no packed rows need not take the argument
+        if document is not None:
+            check_documents(self.config)
+            documents = Documents(document)
+            options["document"] = documents
         x = self.wte(idx)
         if self.wpe is not None:
             end = start + idx.shape[1]
@@ -572,10 +608,11 @@ class GPT(nn.Module):
                 raise UserError(
                     f"position='learned': there is no embedding past block_size={self.config.block_size}"
                 )
-            x = x + self.wpe.weight[start:end]
+            places = slice(start, end) if documents is None else documents.position
+            x = x + self.wpe.weight[places]
         x = self.dropout(x)
         for i, block in enumerate(self.blocks):
-            x = block(x, None if state is None else state[i], start)
+            x = block(x, None if state is None else state[i], start, **options)
         return self.norm(x), state
 
     @property
@@ -596,16 +633,22 @@ class GPT(nn.Module):
         return cross_entropy_sum(x, self.output_weight, targets)
 
     def forward(
-        self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: str = "mean"
+        self,
+        idx: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        reduction: str = "mean",
+        document: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits (B, T, vocab_size) or, with targets (B, T), the loss in nats. Targets of -100 are
         masked.
 
-        reduction: "mean" over the labels, or "sum", for a mean over more than this batch.
+        reduction: "mean" over the labels, or "sum", for a mean over more than this batch. document:
+        None, or that of packed rows, as in `features`.
         """
+        options: dict = {} if document is None else {"document": document}
+        x, _ = self.features(idx, **options)
         if targets is None:
-            return self.logits(self.features(idx)[0])
-        x, _ = self.features(idx)
+            return self.logits(x)
         total = self.loss(x, targets)
         labels = (targets != IGNORE).sum()
         if self.training:

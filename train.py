@@ -51,7 +51,7 @@ import variants  # noqa: F401  adds its mixers to those of model.py
 from base.configurator import UserError
 from data.shards import Dataset, open_dataset
 from evaluate import evaluate, evaluation_rows
-from model import GPT
+from model import GPT, check_documents
 from ops import IGNORE
 from runs import memory, parallel
 from runs.checkpoint import build_model, check_same_meaning, check_same_weights
@@ -140,6 +140,7 @@ class Batch(NamedTuple):
     inputs: torch.Tensor  # (B, T)
     targets: torch.Tensor  # (B, T)
     n_labels: int  # of the global batch
+    document: torch.Tensor | None = None  # (B, T), of packed documents (data/shards.py)
 
 
 def step_unless(optimizer: Any, skip: torch.Tensor) -> None:
@@ -163,7 +164,7 @@ def load_batches(
     n_labels = 0
     own = []
     for m in range(micro_steps):  # every process counts the labels of all
-        inputs, targets = dataset.batch(
+        inputs, targets, document = dataset.batch(
             "train",
             step,
             seed=config.seed,
@@ -175,8 +176,10 @@ def load_batches(
         )
         n_labels += int((targets != IGNORE).sum())
         if m % processes.world_size == processes.rank:
-            own.append((m, processes.pin(inputs), processes.pin(targets)))
-    return [Batch(*batch, max(1, n_labels)) for batch in own]
+            if document is not None:
+                document = processes.pin(document)
+            own.append(Batch(m, processes.pin(inputs), processes.pin(targets), 0, document))
+    return [batch._replace(n_labels=max(1, n_labels)) for batch in own]
 
 
 def read_ahead(run: "Run", steps: Iterable[int]) -> Iterator[list[Batch]]:
@@ -201,10 +204,13 @@ def read_ahead(run: "Run", steps: Iterable[int]) -> Iterator[list[Batch]]:
 
 def on_device(run: "Run", batches: list[Batch]) -> list[Batch]:
     to_device = run.processes.to_device
-    return [
-        batch._replace(inputs=to_device(batch.inputs), targets=to_device(batch.targets))
-        for batch in batches
-    ]
+    moved = []
+    for batch in batches:
+        batch = batch._replace(inputs=to_device(batch.inputs), targets=to_device(batch.targets))
+        if batch.document is not None:
+            batch = batch._replace(document=to_device(batch.document))
+        moved.append(batch)
+    return moved
 
 
 def micro_loss(
@@ -218,7 +224,9 @@ def micro_loss(
     if config.dropout > 0:  # dropout depends on (seed, step, micro-step) alone
         torch.manual_seed(zlib.crc32(f"{config.seed} {step} {batch.micro_step}".encode()))
     with autocast(batch.inputs.device.type, dtype):
-        return model(batch.inputs, batch.targets, reduction="sum") / batch.n_labels
+        options = {} if batch.document is None else {"document": batch.document}
+        loss = model(batch.inputs, batch.targets, reduction="sum", **options)
+        return loss / batch.n_labels
 
 
 # -- The training loop -----------------------------------------------------------------------------
@@ -696,6 +704,8 @@ def open_data(start: Start, processes: Processes) -> Dataset:
         raise UserError(
             f"mask_documents=True: {dataset.folder} has rows and no documents; leave mask_documents out"
         )
+    if config.mask_documents:
+        check_documents(config)
     advice = "give all machines the same data"
     processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", advice)
     if source is not None:
@@ -793,7 +803,8 @@ def make_model(
 def is_compiled(config: TrainConfig, device_type: str) -> bool:
     """Compiling takes about a minute, which shorter runs and CPUs do not earn back."""
     if config.compile == "auto":
-        return device_type == "cuda" and config.max_iters >= 500
+        is_long = config.max_iters >= 500
+        return device_type == "cuda" and is_long and not config.mask_documents
     return config.compile == "true"
 
 

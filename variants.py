@@ -21,6 +21,7 @@ from keys import GPTConfig
 from mixer import Mixer, Projection
 from model import KDA, GatedDeltaNet, Softmax
 from ops import layers
+from ops.documents import Documents
 from ops.fast import at_least_float32, product
 from ops.layers import FusedLinear, RMSNorm, make_conv
 
@@ -51,13 +52,15 @@ class FoX(WrittenOut):
         super().__init__(config, gate)
         self.forget = nn.Linear(config.n_embd, config.n_head)
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
         log_decay = F.logsigmoid(at_least_float32(self.forget(x)))  # (B, T, H)
         if state is not None:
             log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
             # a view would keep all of it alive
             state["log_decay"] = log_decay[:, x.shape[1] :].clone()
-        return super().project(x, state, start).replace(log_decay=log_decay)
+        return super().project(x, state, start, document).replace(log_decay=log_decay)
 
     def mask(self, i, j, window: int, p: Projection) -> torch.Tensor:
         """What is added to the scores: float (B, H, T, S)."""
@@ -109,17 +112,19 @@ class ZeroSink(Softmax):
     """
 
     def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
-        """x (B, T, C) -> the sink's logit for each query (B, H, T)."""
-        return x.new_zeros(len(x), self.n_head, x.shape[1])
+        """x (B, T, C) -> the sink's logit for each query (B, T, H)."""
+        return x.new_zeros(*x.shape[:2], self.n_head)
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        return super().project(x, state, start).replace(sink=self.sink_logit(x))
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
+        return super().project(x, state, start, document).replace(sink=self.sink_logit(x))
 
     def attend(self, q, k, v, mask, p: Projection) -> torch.Tensor:
         """torch's kernels read a first key, whose value is zero. In one more channel it has a 1, the
         other keys a 0, and a query the logit times sqrt(D). Kernels want v as wide."""
         T, D = q.shape[2:]
-        score = p.sink[..., None] / D**-0.5
+        score = p.sink.mT[..., None] / D**-0.5
         q = torch.cat([q, score.to(q.dtype)], dim=-1)  # (B, H, T, D + 1)
         if mask is None and T > 1:
             # a text is read causally: a query of zeros keeps every query level with its own key
@@ -134,7 +139,7 @@ class ZeroSink(Softmax):
     def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
         """The weights of the keys. The sink's, which writes nothing, is left out."""
         scores = layers.scores(q, k, mask)
-        scores = torch.cat([scores, p.sink[..., None].to(scores.dtype)], dim=-1)
+        scores = torch.cat([scores, p.sink.mT[..., None].to(scores.dtype)], dim=-1)
         return scores.softmax(-1)[..., :-1]
 
 
@@ -146,7 +151,7 @@ class HeadSink(ZeroSink):
         self.sink = SinkLogit(config.n_head)
 
     def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
-        return self.sink.logit.expand(*x.shape[:2], -1).mT
+        return self.sink.logit.expand(*x.shape[:2], -1)
 
 
 class SinkLogit(nn.Module):
@@ -166,7 +171,7 @@ class TokenSink(ZeroSink):
         self.sink = nn.ModuleDict({"proj": nn.Linear(config.n_embd, config.n_head, bias=False)})
 
     def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
-        return self.sink["proj"](x).mT
+        return self.sink["proj"](x)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -216,8 +221,10 @@ class GatedDeltaNet2(KDA):
         Hk, H, Dk, Dv = config.head_sizes
         return [Hk * Dk, H * Dv]
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        p = super().project(x, state, start)
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
+        p = super().project(x, state, start, document)
         erase, write = p.beta.split([p.k[0, 0].numel(), p.v[0, 0].numel()], dim=-1)
         # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
         erase, write = erase.view_as(p.k), write.view_as(p.v)
@@ -236,14 +243,17 @@ class DeltaProduct(GatedDeltaNet):
 
     n_steps = 2
     is_linear_in_query = True
+    reads_packed = True
 
     def __init__(self, config, gate):
         super().__init__(config, gate)
         self.sub_tokens = self.n_steps
         self.flops_per_entry *= self.n_steps
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        p, n = super().project(x, state, start), self.sub_tokens
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
+        p, n = super().project(x, state, start, document), self.sub_tokens
         # (B, n T, heads, ...)
         k, v, beta = (y.unflatten(2, (n, -1)).flatten(1, 2) for y in (p.k, p.v, p.beta))
         # zeros before the last sub-token
@@ -280,6 +290,7 @@ class Mamba3(Mixer):
 
     native_gate = ("silu", "after norm")
     is_linear_in_query = False  # the term D x has no q
+    reads_packed = True
 
     def __init__(self, config, gate):
         H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
@@ -299,10 +310,12 @@ class Mamba3(Mixer):
         else:
             super().init_parameter(name, start, generator)
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
         N, n = self.key_width, self.parts[-1]
         vkq, *rates = self.in_proj(x).split(self.parts, dim=-1)
-        v, kq = self.conv(vkq, state).split([self.parts[0] - 2 * N, 2 * N], dim=-1)
+        v, kq = self.conv(vkq, state, document).split([self.parts[0] - 2 * N, 2 * N], dim=-1)
         dt, A, share, angle = (at_least_float32(y) for y in rates)
         # (B, T, H)
         v, dt, share = (
@@ -310,7 +323,11 @@ class Mamba3(Mixer):
             F.softplus(dt + self.dt_bias),
             share.sigmoid(),
         )
-        angle = (dt[..., None] * math.pi * angle.tanh()[:, :, None]).cumsum(1)  # (B, T, H, n)
+        turns = dt[..., None] * math.pi * angle.tanh()[:, :, None]  # (B, T, H, n)
+        if document is None:
+            angle = turns.cumsum(1)
+        else:
+            angle = document.join([one.cumsum(1) for one in document.split(turns)])
         if state is not None:
             angle = angle + state["angle"][:, None]
             state["angle"] = angle[:, -1].remainder(2 * math.pi)
@@ -341,6 +358,8 @@ class Mamba3(Mixer):
             if state is not None:
                 state[name] = y[:, -1].clone()  # a view would keep the whole prefill alive
         k = (p.log_decay.exp() * (before["own"] + rest))[..., None] * before["k"]
+        if p.document is not None:  # the token before is of another document
+            k = k.masked_fill(p.document.first[:, :, None, None], 0.0)
         return p.replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(-1)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
@@ -379,6 +398,7 @@ class Monarch(Mixer):
 
     published_norm = "rms"
     is_linear_in_query = True
+    reads_packed = True
     longest = 64
     m = 8  # sqrt(n)
     flops_per_entry = 4 * m + 6  # of S: two products with blocks, their sigmoids, written and read
@@ -405,8 +425,10 @@ class Monarch(Mixer):
     def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
         start.normal_(0.0, 0.02, generator=generator)
 
-    def project(self, x: torch.Tensor, state: dict | None, start: int) -> Projection:
-        qkv = self.conv(self.qkv(x), state).split(self.split, dim=-1)
+    def project(
+        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+    ) -> Projection:
+        qkv = self.conv(self.qkv(x), state, document).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, n or D)
         # (B, T, H, 2m): L's, R's
         logits = at_least_float32(self.block_gates(x)).unflatten(-1, (self.n_head, -1))
@@ -425,8 +447,10 @@ class Monarch(Mixer):
             at_least_float32(y)
             for y in (p.q[..., None, :], p.k[..., None], p.v[..., None, :], state["S"])
         )
-        # (B, T, H, 2, m, 1, 1)
-        gates, outputs = p.log_decay.exp().unflatten(-1, (2, self.m, 1, 1)), []
+        gates, outputs = p.log_decay.exp(), []
+        if p.document is not None:  # the state before a document is forgotten
+            gates = gates.masked_fill(p.document.first[:, :, None, None], 0.0)
+        gates = gates.unflatten(-1, (2, self.m, 1, 1))  # (B, T, H, 2, m, 1, 1)
         with torch.autocast(v.device.type, enabled=False):
             L, R = self.blocks()
             for q_t, k_t, v_t, gate in zip(*(y.unbind(1) for y in (q, k, v, gates)), strict=True):

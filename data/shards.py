@@ -3,18 +3,22 @@ Data sets as training and evaluation read them: which examples a step reads, and
 evaluation goes through a split.
 
     dataset = open_dataset("data/mqar")                  # a folder; every shard is checked against its sha256
-    inputs, targets = dataset.batch("train", 7, seed=0, batch_size=4, block_size=64)
-    for inputs, targets, slice in dataset.eval_batches("val", 4, 64): ...
+    inputs, targets, document = dataset.batch("train", 7, seed=0, batch_size=4, block_size=64)
+    for inputs, targets, document, slice in dataset.eval_batches("val", 4, 64): ...
 
-    Stream     running text: an example is a window of block_size tokens
-    Documents  the same text under mask_documents: an example is a document, or a part of a long one
-    Rows       separate rows with labels, of files or drawn anew for every step
-    Mixture    several of them, mixed by weight: "data/a:7,data/b:3"
+    Stream           running text: an example is a window of block_size tokens
+    PackedDocuments  the same text under mask_documents: an example is a row of whole documents
+    Rows             separate rows with labels, of files or drawn anew for every step
+    Mixture          several of them, mixed by weight: "data/a:7,data/b:3"
+
+document is None but for packed documents: there it has, for each token, the place in its row at
+which its document begins.
 
 The examples of training have numbers 0, 1, 2, ..., over all epochs, and each is a pure function of
 the seed and its number. data/meta.py says how a data set lies on disk.
 """
 
+import bisect
 import collections
 import functools
 import hashlib
@@ -40,7 +44,7 @@ MEANING = ("kind", "vocab_size", "tokenizer", "first_ids", "alphabet", "kinds")
 
 def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
     """A Dataset whose files have all been checked. Raises UserError, which names the file and what
-    to do. mask_documents: a text is read by document; rows stay as they are."""
+    to do. mask_documents: a text is read by document, and these are packed; rows stay as they are."""
     if not str(path):
         raise UserError(
             "dataset=None: the checkpoint names no data set; name one: --dataset=FOLDER"
@@ -66,7 +70,7 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
     if meta["kind"] != "stream":
         return Rows(folder, meta, shards)
     if mask_documents:
-        return Documents(folder, meta, shards, offsets)
+        return PackedDocuments(folder, meta, shards, offsets)
     ends = {split: of_split[[0, -1]] for split, of_split in offsets.items()}
     return Stream(folder, meta, shards, ends)
 
@@ -139,7 +143,8 @@ class Dataset:
     parts, weights: the data sets of a Mixture and their shares of the examples; else this one alone
 
     The methods that raise NotImplementedError are those that each kind has in its own way. A place
-    is a row's number in its split, or the first token of a window.
+    is a row's number in its split, the first token of a window, or those of the windows of a packed
+    row.
     """
 
     kind = ""
@@ -202,8 +207,9 @@ class Dataset:
 
     def examples(
         self, split: str, start: int, stop: int, seed: int, block_size: int
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(inputs, targets) of the examples start, ..., stop - 1 of training, each (T,) int64."""
+    ) -> list[tuple[np.ndarray, ...]]:
+        """(inputs, targets) of the examples start, ..., stop - 1 of training, each (T,) int64; of
+        packed documents (inputs, targets, document)."""
         n = self.examples_per_epoch(split, block_size)
         examples = []
         for number in range(start, stop):
@@ -222,19 +228,20 @@ class Dataset:
         micro_step: int = 0,
         gradient_accumulation_steps: int = 1,
         same_length: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """
-        (inputs, targets) of one micro-step, both int64 (B, T), a pure function of (seed, step,
-        micro_step). The global batch of a step is the next batch_size * gradient_accumulation_steps
+        (inputs, targets, document) of one micro-step, all int64 (B, T), a pure function of (seed,
+        step, micro_step). The global batch of a step is the next batch_size * gradient_accumulation_steps
         examples, and micro-step m is its m-th part. Each epoch has an order of its own; drawn rows
         have no epochs, and none is read twice.
 
         same_length: every batch is as long as the longest row, since torch.compile takes minutes
-        for each new length
+        for each new length; packed rows have block_size tokens in any case
         """
         start = (step * gradient_accumulation_steps + micro_step) * batch_size
         examples = self.examples(split, start, start + batch_size, seed, block_size)
-        return collate(examples, self.longest(split, block_size) if same_length else 0)
+        is_longest = same_length or self.mask_documents
+        return collate(examples, self.longest(split, block_size) if is_longest else 0)
 
     def eval_batches(
         self,
@@ -245,9 +252,9 @@ class Dataset:
         world_size: int = 1,
         stride: int | None = None,
         tokens: int | None = None,
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, str | None]]:
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, str | None]]:
         """
-        Yields (inputs, targets, slice) over the whole split, in order, so that every token but the
+        Yields (inputs, targets, document, slice) over the whole split, in order, so that every token but the
         first of a stream is scored once: the batches rank, rank + world_size, ..., and a row
         without labels where other ranks have one more. All examples of a batch are of one slice,
         which is None for a stream. Its windows have block_size tokens; with a smaller stride they
@@ -268,9 +275,7 @@ class Dataset:
             if tokens is not None:
                 n = -(-tokens * len(places) // n_tokens)  # rounded up
                 places = evenly_spread(places, min(n, len(places)))
-            if isinstance(self, Documents):  # the longest first: those of a batch are about as long
-                lengths = self._lengths(split, places, block_size)
-                places = places[np.argsort(-lengths, kind="stable")]
+            places = self._packed(split, places, block_size)
             for i in range(0, len(places), batch_size):
                 batches.append((name, places[i : i + batch_size]))
         n_batches = len(batches)
@@ -279,10 +284,12 @@ class Dataset:
         for i in range(rank, len(batches), world_size):
             name, places = batches[i]
             examples = [self._example(split, place, block_size) for place in places]
-            inputs, targets = self._eval_batch(split, places, examples, block_size, stride)
+            inputs, targets, document = self._eval_batch(
+                split, places, examples, block_size, stride
+            )
             if i >= n_batches:
                 targets[:] = IGNORE
-            yield inputs, targets, name
+            yield inputs, targets, document, name
 
     def _draw_epoch(self, split, seed, epoch, block_size):
         """(n,): the places of all examples, in the order of an epoch. `_epoch` calls it once for
@@ -291,15 +298,19 @@ class Dataset:
         return np.random.default_rng([seed, epoch]).permutation(n)
 
     def _example(self, split, place, block_size):
-        """(inputs, targets) of the example at a place."""
+        """(inputs, targets), or (inputs, targets, document), of the example at a place."""
         raise NotImplementedError
+
+    def _packed(self, split, places, block_size):
+        """The places of an evaluation's rows, of those of its examples."""
+        return places
 
     def _places_of_slices(self, split, block_size, stride):
         """{slice: its places in the order of the split}."""
         raise NotImplementedError
 
     def _eval_batch(self, split, places, examples, block_size, stride):
-        """(inputs, targets) of a batch of an evaluation, each (B, T)."""
+        """(inputs, targets, document) of a batch of an evaluation, each (B, T)."""
         return collate(examples)
 
 
@@ -308,16 +319,45 @@ def evenly_spread(places: np.ndarray, n: int) -> np.ndarray:
     return places[(2 * np.arange(n) + 1) * len(places) // (2 * n)]
 
 
-def collate(examples: list[tuple], length: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Examples of (inputs, targets) -> two (B, T) tensors; T is at least `length`; padding has no
-    target."""
-    length = max(length, *(len(inputs) for inputs, _ in examples))
-    batch = np.zeros((2, len(examples), length), np.int64)
+def collate(
+    examples: list[tuple], length: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Examples of (inputs, targets), or (inputs, targets, document) -> (B, T) tensors, document None
+    where they have none; T is at least `length`; padding has no target, and is a document."""
+    length = max(length, *(len(example[0]) for example in examples))
+    batch = np.zeros((len(examples[0]), len(examples), length), np.int64)
     batch[1] = IGNORE
     for i, example in enumerate(examples):
-        batch[:, i, : len(example[0])] = example
-    inputs, targets = torch.from_numpy(batch)
-    return inputs, targets
+        n = len(example[0])
+        batch[2:, i, n:] = n
+        batch[:, i, :n] = example
+    inputs, targets, *document = torch.from_numpy(batch)
+    return inputs, targets, document[0] if document else None
+
+
+def best_fit(lengths: np.ndarray, size: int) -> list[list[int]]:
+    """Rows of at most `size`, as numbers of the lengths in each: from the longest on, each goes to
+    the row where it leaves the least room, or begins a row."""
+    rows: list[list[int]] = []
+    with_room: list[list[int]] = [[] for _ in range(size + 1)]  # numbers of rows
+    rooms: list[int] = []  # those that a row has, in order
+    for i in np.argsort(-lengths, kind="stable").tolist():
+        at = bisect.bisect_left(rooms, int(lengths[i]))
+        room = size
+        if at < len(rooms):
+            room = rooms[at]
+            row = with_room[room].pop()
+            if not with_room[room]:
+                del rooms[at]
+        else:
+            row = len(rows)
+            rows.append([])
+        rows[row].append(i)
+        room -= int(lengths[i])
+        if room and not with_room[room]:
+            bisect.insort(rooms, room)
+        with_room[room].append(row)
+    return rows
 
 
 # -- Text ----------------------------------------------------------------------------------------
@@ -352,6 +392,9 @@ class Stream(Dataset):
         return np.minimum(order * block_size + shift, last)
 
     def _example(self, split, place, block_size):
+        return self._window(split, place, block_size)
+
+    def _window(self, split, place, block_size):
         length = self._lengths(split, place, block_size)
         tokens = self.shards[split].read(place, place + length + 1)
         return tokens[:-1], tokens[1:]
@@ -384,29 +427,71 @@ class Stream(Dataset):
         return {None: self._windows(split, block_size, stride)}
 
     def _eval_batch(self, split, places, examples, block_size, stride):
-        inputs, targets = collate(examples, 0 if self.mask_documents else block_size)
+        inputs, targets, _ = collate(examples, block_size)
         is_first = np.isin(places, self.offsets[split])  # a text begins there
         # what a later window has in common with the one before it was scored there
         targets[np.flatnonzero(~is_first), : block_size - stride] = IGNORE
-        return inputs, targets
+        return inputs, targets, None
 
 
-class Documents(Stream):
-    """A stream under mask_documents: each document is read alone, in windows of its own. A window
-    that its document does not fill is shorter, and is padded."""
+class PackedDocuments(Stream):
+    """A stream under mask_documents: a row is filled with whole documents, which are read apart. One
+    longer than a row is cut into windows of block_size tokens and a rest, which count as documents.
+    Which stand in a row is the same in every epoch, since none reads another; the order of the rows
+    is not."""
 
     mask_documents = True
 
+    def __init__(self, folder, meta, shards, offsets):
+        super().__init__(folder, meta, shards, offsets)
+        self._rows = functools.lru_cache(maxsize=4)(self._fill_rows)
+
     def examples_per_epoch(self, split, block_size):
-        return len(self._windows(split, block_size, block_size))
+        return len(self._rows(split, block_size))
 
     def tokens_per_example(self, split, block_size):
         windows = self._windows(split, block_size, block_size)
-        return float(self._lengths(split, windows, block_size).mean())
+        n_tokens = self._lengths(split, windows, block_size).sum()
+        return float(n_tokens / self.examples_per_epoch(split, block_size))
+
+    def alone(self, split: str, rows: int, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(inputs, targets) of the first of the longest windows, at most `rows`, each a row of its
+        own."""
+        windows = self._windows(split, block_size, block_size)
+        lengths = self._lengths(split, windows, block_size)
+        longest = windows[lengths == lengths.max()][:rows]
+        inputs, targets, _ = collate([self._window(split, place, block_size) for place in longest])
+        return inputs, targets
+
+    def _fill_rows(self, split, block_size):
+        """The rows of an epoch, each (windows,) places. Called as _rows, which remembers."""
+        return self._packed(split, self._windows(split, block_size, block_size), block_size)
+
+    def _packed(self, split, places, block_size):
+        lengths = self._lengths(split, places, block_size)
+        return [places[row] for row in best_fit(lengths, block_size)]
 
     def _draw_epoch(self, split, seed, epoch, block_size):
-        windows = self._windows(split, block_size, block_size)
-        return windows[np.random.default_rng([seed, epoch]).permutation(len(windows))]
+        rows = self._rows(split, block_size)
+        order = np.random.default_rng([seed, epoch]).permutation(len(rows))
+        return [rows[i] for i in order]
+
+    def _example(self, split, row, block_size):
+        windows = [self._window(split, place, block_size) for place in row]
+        inputs, targets = (np.concatenate(parts) for parts in zip(*windows, strict=True))
+        lengths = self._lengths(split, row, block_size)
+        begins = np.cumsum(lengths) - lengths
+        return inputs, targets, np.repeat(begins, lengths)
+
+    def _eval_batch(self, split, rows, examples, block_size, stride):
+        inputs, targets, document = collate(examples)
+        for i, row in enumerate(rows):
+            lengths = self._lengths(split, row, block_size)
+            begins = np.cumsum(lengths) - lengths
+            for begin in begins[~np.isin(row, self.offsets[split])]:
+                # what a later window has in common with the one before it was scored there
+                targets[i, begin : begin + block_size - stride] = IGNORE
+        return inputs, targets, document
 
 
 # -- Rows ----------------------------------------------------------------------------------------

@@ -89,14 +89,21 @@ class PlainWeights(Function):
 
 
 class HeadWeights(Function):
-    """recurrence.weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H, N, C, 1). Most of
-    the gain of mamba2."""
+    """recurrence.weights with a decay per head. q, k (B, H or 1, N, C, Dk), c (B, H or 1, N, C, 1).
+    begun: None, or how many documents have begun in the chunk, (B, 1, N, C, 1). Most of the gain of
+    mamba2."""
 
-    def forward(ctx, q, k, c):
+    def forward(ctx, q, k, c, begun=None):
         end = c[..., -1:, :]
         from_start, to_end, decay = c.exp(), (end - c).exp(), end.exp()
         # exp overflows above the diagonal, where it is replaced: this is never differentiated
         between = (c - c.mT).exp_().tril_()
+        if begun is not None:  # a decay of zero lies between two tokens of two documents
+            last = begun[..., -1:, :]
+            between.mul_((begun == begun.mT).to(c.dtype))
+            from_start.mul_(begun == 0)
+            to_end.mul_(begun == last)
+            decay.mul_(last == 0)
         inside = (q @ k.mT) * between
         ctx.save_for_backward(q, k, from_start, to_end, decay, between, inside)
         return inside, q * from_start, k * to_end, decay
@@ -104,14 +111,16 @@ class HeadWeights(Function):
     def backward(ctx, d_inside, dq, dk, d_decay):
         q, k, from_start, to_end, decay, between, inside = ctx.saved_tensors
         d_product = (d_inside * between).sum_to_size(*q.shape[:-1], q.shape[-2])
-        d_exponent = d_inside * inside  # of c_i - c_j
         dq, dk = dq * from_start, dk * to_end
-        d_end = (dk * k).sum(-1, keepdim=True)  # of c_C - c
-        dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None]
-        dc.add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
-        dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
+        dc = None
+        if ctx.needs_input_grad[2]:  # not if packed documents are all that decays
+            d_exponent = d_inside * inside  # of c_i - c_j
+            d_end = (dk * k).sum(-1, keepdim=True)  # of c_C - c
+            dc = (d_exponent.sum(-1) - d_exponent.sum(-2))[..., None]
+            dc.add_((dq * q).sum(-1, keepdim=True)).sub_(d_end)
+            dc[..., -1:, :] += d_end.sum(-2, keepdim=True) + decay * d_decay
         dq, dk = dq.sum_to_size(q.shape), dk.sum_to_size(k.shape)
-        return _add_product(dq, d_product, k), _add_product(dk, d_product.mT, q), dc
+        return _add_product(dq, d_product, k), _add_product(dk, d_product.mT, q), dc, None
 
 
 def _add_product(y, w, x):
@@ -350,16 +359,23 @@ class L2Norm(Function):
 
 class Convolution(Function):
     """layers.ShortConv: sum_i weight_i x_{t+i} + bias of x (B, W - 1 + T, C), weight (W, C), bias
-    (C,) or None. A part of the gain of mamba2 and gated_deltanet."""
+    (C,) or None. A part of the gain of mamba2 and gated_deltanet.
 
-    def forward(ctx, x, weight, bias):
+    crossings: None, or the tokens (rows, places) at which each weight_i would read another
+    document. They are few, so that what stood there is put back.
+    """
+
+    def forward(ctx, x, weight, bias, crossings=None):
         ctx.save_for_backward(x, weight)
+        ctx.crossings = crossings
         T = x.shape[1] - len(weight) + 1
         fine = x.to(torch.promote_types(x.dtype, weight.dtype))
         # W shifted products give the same bits whatever T is; conv1d does not
         y = fine[:, :T] * weight[0]
+        if crossings is not None:
+            y[crossings[0]] = 0.0
         for i in range(1, len(weight)):
-            y.addcmul_(fine[:, i : i + T], weight[i])
+            _add_tap(y, fine[:, i : i + T], weight[i], crossings, i)
         return (y if bias is None else y.add_(bias)).to(x.dtype)
 
     def backward(ctx, dy):
@@ -370,15 +386,28 @@ class Convolution(Function):
         dx = torch.zeros_like(fine)
         dw = torch.empty_like(weight)
         for i in range(len(weight)):
-            dx[:, i : i + T].addcmul_(dy, weight[i])
-            dw[i] = (dy * fine[:, i : i + T]).sum((0, 1))
+            _add_tap(dx[:, i : i + T], dy, weight[i], ctx.crossings, i)
+            of_tokens = dy * fine[:, i : i + T]
+            if ctx.crossings is not None:
+                of_tokens[ctx.crossings[i]] = 0.0
+            dw[i] = of_tokens.sum((0, 1))
         d_bias = dy.sum((0, 1)).to(weight.dtype) if ctx.needs_input_grad[2] else None
-        return dx.to(x.dtype), dw, d_bias
+        return dx.to(x.dtype), dw, d_bias, None
+
+
+def _add_tap(y, x, weight, crossings, i):
+    """y += x weight, but at the tokens crossings[i]."""
+    if crossings is None:
+        y.addcmul_(x, weight)
+        return
+    kept = y[crossings[i]]
+    y.addcmul_(x, weight)
+    y[crossings[i]] = kept
 
 
 class Rotation(Function):
     """layers.rotate: pairs of channels (i, i + D/2) turn by angles whose cos and sin are (T, 1,
-    D/2). Autograd's backward rounds otherwise, and trained models would have other bits."""
+    D/2), or (B, T, 1, D/2). Autograd's backward rounds otherwise, and trained models would have other bits."""
 
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)

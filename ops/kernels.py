@@ -47,8 +47,12 @@ def fla_computes(
     )
 
 
-def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
-    """Computes what recurrence.chunked does for T > 0: products in v's dtype, states in float32."""
+def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None, bounds=None):
+    """Computes what recurrence.chunked does for T > 0: products in v's dtype, states in float32.
+
+    bounds: None, or where each packed document begins in all rows end to end, then their length;
+    the states are then those of the documents.
+    """
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gla import chunk_gla
     from fla.ops.kda import chunk_kda
@@ -60,7 +64,7 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
     pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
     q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
     v = F.pad(v, pad_values)
-    options = dict(scale=1.0, output_final_state=True)
+    options: dict = dict(scale=1.0, output_final_state=True, cu_seqlens=bounds)
     if initial_state is not None:
         options["initial_state"] = F.pad(initial_state.float(), pad_values + pad_keys)
     if beta is not None:
@@ -72,5 +76,11 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None):
         kernel = chunk_simple_gla if beta is None else chunk_gated_delta_rule
     else:  # a decay per key channel
         kernel, log_decay = chunk_gla if beta is None else chunk_kda, F.pad(log_decay, pad_keys)
+    B = len(v)
+    if bounds is not None:  # one row of all documents
+        q, k, v, log_decay = (x.flatten(0, 1)[None] for x in (q, k, v, log_decay))
+        if beta is not None:
+            options["beta"] = options["beta"].flatten(0, 1)[None]
     o, S = kernel(q, k, v, g=log_decay, **options)
+    o = o.view(B, -1, *o.shape[2:])
     return o[..., :value_width], S[..., :key_width, :value_width]

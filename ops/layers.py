@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ops import fast
+from ops.documents import Documents
 from ops.fast import at_least_float32
 
 LINEAR_ROWS = 4096  # of a weight, at once
@@ -86,7 +87,8 @@ class ShortConv(nn.Module):
     """Causal convolution over time with one filter per channel: y_t = sum_i w_i x_{t-W+1+i}. (B, T,
     C) -> (B, T, C).
 
-    Without a width, y is x. Under autocast the sum is float32 and y is rounded to x's dtype.
+    Without a width, y is x. Under autocast the sum is float32 and y is rounded to x's dtype. Of
+    another document it reads nothing.
     """
 
     # of its past in a mixer's state; Mixer.init_state sets it, since a mixer may have several
@@ -101,10 +103,13 @@ class ShortConv(nn.Module):
     def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
         start.uniform_(-(self.width**-0.5), self.width**-0.5, generator=generator)
 
-    def forward(self, x: Tensor, state: dict | None) -> Tensor:
+    def forward(self, x: Tensor, state: dict | None, document: Documents | None = None) -> Tensor:
         if not self.width:
             return x
         T = x.shape[1]
+        crossings = None
+        if document is not None:
+            crossings = [document.crossing(n) for n in reversed(range(self.width))]
         if state is None:
             past = x.new_zeros(x.shape[0], self.width - 1, x.shape[2])
         else:
@@ -112,7 +117,7 @@ class ShortConv(nn.Module):
         x = torch.cat([past, x], dim=1)
         if state is not None:
             state[self.state_name] = x[:, T:].clone()  # a view would keep the whole prefill alive
-        return fast.Convolution.call(x, self.weight, self.bias)
+        return fast.Convolution.call(x, self.weight, self.bias, crossings)
 
 
 def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv:
@@ -203,15 +208,16 @@ def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
     return visible
 
 
-def rotate(x: Tensor, start: int, angles: "Angles") -> Tensor:
+def rotate(x: Tensor, start: int, angles: "Angles", document: Documents | None = None) -> Tensor:
     """RoPE (Su et al. 2021): position t turns the pair of channels (i, i + D/2) by the angle t
     base^(-2i/D).
 
-    x (B, T, H, D) of the positions from start on -> the same shape in at least float32. angles: of
-    rope_frequencies; where these are of fewer channels, the others stay as they are.
+    x (B, T, H, D) of the positions from start on, or of those in packed documents -> the same shape
+    in at least float32. angles: of rope_frequencies; where these are of fewer channels, the others
+    stay as they are.
     """
     x = at_least_float32(x)
-    cos, sin = angles(x, start)  # (T, 1, n)
+    cos, sin = angles(x, start, document)  # (T, 1, n), or (B, T, 1, n)
     width = 2 * cos.shape[-1]
     turned = fast.Rotation.call(x[..., :width], cos, sin)
     return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
@@ -259,7 +265,7 @@ def quarter_turn(M: int) -> tuple[Tensor, float]:
 
 class Angles(nn.Module):
     """cos and sin of the angles of positions: angles(x, start) -> (T, 1, n) each, for x (B, T,
-    ...), in x's dtype.
+    ...), in x's dtype; angles(x, 0, document) of packed documents -> (B, T, 1, n).
 
     Those of the first positions are in a table. It is made again, twice as long, where positions go
     past it, or where the dtype or device is another one. A graph reads it, or computes the angles,
@@ -273,7 +279,13 @@ class Angles(nn.Module):
         self.settings = (frequency_of, *settings)
         self.table: Tensor | None = None  # (2, length, 1, n)
 
-    def forward(self, x: Tensor, start: int) -> tuple[Tensor, ...]:
+    def forward(
+        self, x: Tensor, start: int, document: Documents | None = None
+    ) -> tuple[Tensor, ...]:
+        cos_sin = self.of_row(x, start)
+        return cos_sin if document is None else tuple(y[document.position] for y in cos_sin)
+
+    def of_row(self, x: Tensor, start: int) -> tuple[Tensor, ...]:
         end = start + x.shape[1]
         table = self.table
         is_other = table is None or (table.dtype, table.device) != (x.dtype, x.device)

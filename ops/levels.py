@@ -23,6 +23,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from ops.documents import Documents
 from ops.fast import Inverse, at_least_float32, product
 from ops.recurrence import prepare, to_chunks, weights
 
@@ -159,14 +160,17 @@ class Levels(nn.Module):
     def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
         start.fill_(1.0)
 
-    def forward(self, x: Tensor, start: int) -> Tensor:
+    def forward(self, x: Tensor, start: int, document: Documents | None = None) -> Tensor:
         y = at_least_float32(self.proj(x))
         if not self.is_merged:
             return F.softplus(self.scale * y).unflatten(-1, (-1, self.n_levels))
         y = y.unflatten(-1, (-1, self.n_levels)).softmax(-1)
         # the levels up to the one that the token completes are read as that one
-        end = torch.arange(start + 1, start + 1 + x.shape[1], device=x.device)[:, None, None]
+        end = torch.arange(start + 1, start + 1 + x.shape[1], device=x.device)
+        if document is not None:
+            end = document.position + 1
+        end = end[..., None, None]
         level = torch.arange(self.n_levels, device=x.device)
-        completed = level_of(end, end - 1)  # (T, 1, 1)
-        level = level.maximum(completed).clamp(max=self.n_levels - 1)  # (T, 1, L)
+        completed = level_of(end, end - 1)  # (T, 1, 1), or (B, T, 1, 1)
+        level = level.maximum(completed).clamp(max=self.n_levels - 1)  # (..., T, 1, L)
         return y.gather(-1, level.expand_as(y))

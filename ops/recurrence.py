@@ -17,6 +17,11 @@ the arguments
     beta            None, or (B, T, H): the delta rule
     erase           None, or (B, T, H, Dk): takes the place of k_t in (a_t S_{t-1})^T k_t; with beta alone
     initial_state   None (zeros), or (B, H, Dk, Dv)
+    first           None, or (B, T) bool: true at the first token of each document of a packed row
+
+Packed documents are kept apart by one rule, in `prepare`: at a document's first token the decay is
+zero, log a_t = -inf, in a mixer without a decay too. So the state before it is forgotten, and no
+weight reaches over it. (kernels.fla gets the lengths of the documents instead.)
 
 Autocast changes nothing, forward or backward: bfloat16 has too few digits for decays, sums and
 states. On a GPU, train.py lets TF32 compute float32 products. T = 0 gives an empty output and
@@ -42,9 +47,9 @@ from ops.fast import (
 LOG_DECAY_MIN = -104.0
 
 
-def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None):
+def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=None, first=None):
     """The definition, token by token."""
-    *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
+    *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state, first=first)
     inputs = ([None] * q.shape[1] if x is None else x[:, :, :, None].unbind(1) for x in inputs)
     outputs = []
     with torch.autocast(q.device.type, enabled=False):
@@ -73,6 +78,7 @@ def chunked(
     beta=None,
     erase=None,
     initial_state=None,
+    first=None,
     chunk_size: int | None = None,
 ):
     """The recurrence chunk by chunk. T need not be a multiple of chunk_size, which must be a power
@@ -89,10 +95,14 @@ def chunked(
     section 3.3. Step 1 is taken for all chunks at once. In step 2, v becomes inverse (beta v) -
     inverse (beta e exp(c)) S, their WY form. Only the states are a loop, whose backward is written
     by hand (fast.Chunks). A log-decay may be -inf. One per head below LOG_DECAY_MIN counts as
-    LOG_DECAY_MIN, and its gradient is zero.
+    LOG_DECAY_MIN, and its gradient is zero, but for the first token of a document, whose decay is
+    zero: what lies on both sides of it is masked, since a sum over -inf would lose what follows.
     """
     is_empty, T = initial_state is None, q.shape[1]
-    q, k, v, log_decay, beta, erase, S = prepare(q, k, v, log_decay, beta, erase, initial_state)
+    is_packed = first is not None
+    q, k, v, log_decay, beta, erase, S = prepare(
+        q, k, v, log_decay, beta, erase, initial_state, first=first
+    )
     if chunk_size is None:
         # on a CPU the width of the keys was fastest, for every kind of decay; the delta rule wants
         # a small inverse
@@ -108,11 +118,11 @@ def chunked(
             to_chunks(x, C) for x in (q, k, v, log_decay, beta, erase)
         )
         # 1. the weights inside the chunks
-        inside, q_from_start, k_to_end, decay = weights(q, k, log_decay)
+        inside, q_from_start, k_to_end, decay = weights(q, k, log_decay, is_packed)
         # 2. the delta rule: the values become v - w S
         w = None
         if beta is not None:
-            u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay)
+            u, from_start, _, _ = weights(k if erase is None else erase, k, log_decay, is_packed)
             inverse = Inverse.call((u * beta).tril(-1)) * beta.mT
             v, w = product(inverse, v), product(inverse, from_start)
         # 3. and 4. the readout and the states, which are not needed inside a single chunk that
@@ -126,53 +136,64 @@ def chunked(
     return o.reshape(*S.shape[:2], -1, o.shape[-1])[:, :, :T].transpose(1, 2), S
 
 
-def quadratic(q, k, *, log_decay=None, beta=None, erase=None) -> Tensor:
+def quadratic(q, k, *, log_decay=None, beta=None, erase=None, first=None) -> Tensor:
     """The weights (B, H, T, T) that the recurrence from an empty state gives each earlier v: o =
     weights @ v.
 
     With the delta rule, v is the value before the rule corrects it. Weights may be negative and
     need not sum to one.
     """
-    q, k, _, log_decay, beta, erase, _ = prepare(q, k, k, log_decay, beta, erase, None)
+    is_packed = first is not None
+    q, k, _, log_decay, beta, erase, _ = prepare(q, k, k, log_decay, beta, erase, None, first=first)
     T = q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
         C = _power_of_two(T)  # one chunk
         q, k, log_decay, beta, erase = (to_chunks(x, C) for x in (q, k, log_decay, beta, erase))
-        w = weights(q, k, log_decay)[0]
+        w = weights(q, k, log_decay, is_packed)[0]
         if beta is not None:
-            u = weights(k if erase is None else erase, k, log_decay)[0]
+            u = weights(k if erase is None else erase, k, log_decay, is_packed)[0]
             inverse = Inverse.call((u * beta).tril(-1))
             w = product(w, inverse) * beta.mT
     return w[:, :, 0, :T, :T]
 
 
-def weights(q: Tensor, k: Tensor, log_decay: Tensor | None) -> tuple:
+def weights(q: Tensor, k: Tensor, log_decay: Tensor | None, is_packed: bool = False) -> tuple:
     """What the chunks (B, H, N, C, D) need of their decays; c_i is the sum of log-decays from the
     chunk's start to i.
 
     Returns the weights inside the chunks, sum_d q_id k_jd exp(c_id - c_jd) for j <= i and zero
     above (B, H, N, C, C); q decayed from the chunk's start, q exp(c); k decayed to its end, k
-    exp(c_C - c); and the decay of the whole chunk, exp(c_C), as (B, H, N, 1 or Dk, 1).
+    exp(c_C - c); and the decay of the whole chunk, exp(c_C), as (B, H, N, 1 or Dk, 1). is_packed:
+    a log-decay of -inf begins a document.
     """
     # with the delta rule it is k, and torch.compile does not take one tensor for two inputs
     q = q.view_as(q)
     if log_decay is None:
         return *PlainWeights.call(q, k), k.new_ones(*k.shape[:3], 1, 1)
     if log_decay.shape[-1] == 1:
-        return HeadWeights.call(q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2))
+        begun = None
+        if is_packed:
+            is_first = (log_decay == -torch.inf).all(1, keepdim=True)  # in all heads
+            begun = is_first.cumsum(-2)
+            log_decay = log_decay.masked_fill(is_first, 0.0)
+        return HeadWeights.call(q, k, log_decay.clamp(min=LOG_DECAY_MIN).cumsum(-2), begun)
     heads = max(x.shape[1] for x in (q, k, log_decay))
     outputs = ChannelWeights.call(*(_flat(x, heads) for x in (q, k, log_decay)))
     inside, q, k, decay = (x.unflatten(0, (-1, heads, log_decay.shape[2])) for x in outputs)
     return inside, q, k, decay.mT
 
 
-def prepare(q, k, v, log_decay, beta, erase, initial_state, *n_states):
-    """Casts to float32 or float64, gives log_decay and beta a last axis, and makes the state, or
-    n_states a head."""
+def prepare(q, k, v, log_decay, beta, erase, initial_state, *n_states, first=None):
+    """Casts to float32 or float64, gives log_decay and beta a last axis, makes the state, or
+    n_states a head, and lets no decay reach over the first token of a document."""
     if log_decay is not None and log_decay.dim() == 3:
         log_decay = log_decay[..., None]  # (B, T, H, 1 or Dk)
     if beta is not None:
         beta = beta[..., None]  # (B, T, H, 1)
+    if first is not None:
+        if log_decay is None:
+            log_decay = torch.zeros(*first.shape, 1, 1, dtype=q.dtype, device=q.device)
+        log_decay = log_decay.masked_fill(first[:, :, None, None], -torch.inf)
     inputs = (q, k, v, log_decay, beta, erase)
     q, k, v, log_decay, beta, erase = (x if x is None else at_least_float32(x) for x in inputs)
     if initial_state is None:

@@ -28,7 +28,7 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
     no_delta = is_ours and not mixers & DELTA_RULE
     no_sizes = no_delta and "gla" not in mixers
     no_mamba = is_ours and not mixers & MAMBA
-    rope = "rope_base rope_scaling rope_factor rope_length"
+    rope = "rope_base rope_scaling rope_factor rope_length rope_restarts"
     rows = [
         (no_softmax, "n_kv_head qk_norm window", "no layer is softmax"),
         (no_softmax and config.position != "learned", "position", "no layer is softmax"),
@@ -53,6 +53,7 @@ def notes_on_keys(config: TrainConfig, user_keys: dict, resumes: bool) -> list[s
         (config.optimizer == "adamw", "muon_lr_scale gate_optimizer", "optimizer is adamw"),
         (not gates, "gate_lr_scale gate_weight_decay gate_optimizer", "there is no gate"),
         (resumes, "keep_moments", "the run goes on with its own"),
+        (not config.mask_documents, "rope_restarts", "mask_documents is false"),
     ]
     notes = []
     for name, reason in (unused_keys(config) | reasons(rows)).items():

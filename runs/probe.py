@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from base.configurator import UserError
-from data.shards import Dataset
+from data.shards import Dataset, PackedDocuments
 from gate import Gate
 from mixer import DENOMINATOR_MIN
 from model import GPT, Softmax
@@ -85,11 +85,13 @@ def first_rows(
     dataset: Dataset, split: str, rows: int, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first batch of the split, inputs and targets: whole windows of a text, or rows of one
-    slice."""
+    slice. Where documents are packed, the longest ones, each in a row of its own."""
     if dataset.kind == "examples":
         return next(dataset.eval_batches(split, rows, block_size))[:2]
+    if isinstance(dataset, PackedDocuments):
+        return dataset.alone(split, rows, block_size)
     most = dataset.counts(split)["tokens"] - 1
-    inputs, targets, _ = next(dataset.eval_batches(split, rows, min(block_size, most)))
+    inputs, targets, *_ = next(dataset.eval_batches(split, rows, min(block_size, most)))
     whole = targets[:, -1] != IGNORE  # padding is no text
     return inputs[whole], targets[whole]
 

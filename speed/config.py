@@ -8,7 +8,9 @@ from keys import DTYPES
 
 @dataclass
 class BenchConfig:
-    what: list[str] = key(["all"], "train, overhead, length, decode, ops, gaterun, gpu, or all")
+    what: list[str] = key(
+        ["all"], "train, overhead, length, packing, decode, ops, gaterun, gpu, or all"
+    )
     against: str | None = key(None, "nanoGPT's model.py, to be measured beside ours")
     pairs: int = key(16, "pairs of a ratio, and timed steps of a row of the part gpu", at_least=6)
     seeds: list[int] = key(

@@ -1,5 +1,5 @@
-"""The parts train, overhead, length, decode and ops: what a training step, one more token and a
-chunked form cost."""
+"""The parts train, overhead, length, packing, decode and ops: what a training step, one more token
+and a chunked form cost."""
 
 import functools
 import math
@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from base import configurator
+from data.shards import best_fit
 from ops import fast, layers
 from ops.recurrence import chunked
 from runs.hardware import DTYPES
@@ -78,6 +80,37 @@ def length(config: BenchConfig, rows: Rows) -> None:
         short = Side(config, name, B=16, block_size=1024, **keys)
         long = Side(config, name, B=1, block_size=16_384, **keys)
         rows.compare(f"{name}: tokens/s at 16,384 / at 1,024", short, long)
+
+
+def packing(config: BenchConfig, rows: Rows) -> None:
+    """2 x 256, 8 rows of 1,024 tokens: a training step on packed documents of 1,000 tokens on
+    average, and on plain text."""
+    keys: dict = dict(n_layer=2, n_head=4, n_embd=256, block_size=1024, vocab_size=256)
+    for name in ("softmax", *RECURRENT):
+        plain, packed = (Side(config, name, B=8, **keys) for _ in range(2))
+        packed.document = packed_documents(*plain.batch[0].shape).to(config.device)
+        rows.compare(f"{name}: step on packed documents / on plain text", packed, plain)
+
+
+def packed_documents(B: int, T: int) -> torch.Tensor:
+    """`document` of B rows of T tokens, of documents of 1,000 tokens on average for T = 1,024, as
+    data/shards.py packs them."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for n in rng.exponential(T * 1000 / 1024, 100 * B).astype(int) + 1:
+        parts += [T] * (n // T)
+        if n % T:
+            parts.append(n % T)
+    lengths = np.array(parts)
+    rows = best_fit(lengths, T)
+    documents = torch.empty(B, T, dtype=torch.long)
+    for document, i in zip(documents, rng.permutation(len(rows)), strict=False):
+        begin = 0
+        for length in lengths[rows[i]]:
+            document[begin : begin + length] = begin
+            begin += int(length)
+        document[begin:] = begin  # the padding
+    return documents
 
 
 def decode(config: BenchConfig, rows: Rows) -> None:

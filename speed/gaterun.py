@@ -124,7 +124,7 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     of_run = dict(seed=seed, batch_size=train.batch_size, block_size=CONTEXT)
     seconds = 0.0
     for step in range(train.max_iters):
-        side.batch = dataset.batch("train", step, **of_run)
+        side.batch = dataset.batch("train", step, **of_run)[:2]
         start = time.process_time()
         for optimizer in side.optimizers:
             for group in optimizer.param_groups:
@@ -134,7 +134,7 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     total = labels = 0
     side.model.eval()
     with torch.no_grad():
-        for x, y, _ in dataset.eval_batches("val", 64, CONTEXT):
+        for x, y, *_ in dataset.eval_batches("val", 64, CONTEXT):
             n = int((y != IGNORE).sum())
             side.batch = (x, y.clamp(min=-1) if name == NANOGPT else y)  # its number for no label
             total += n * float(side.loss())

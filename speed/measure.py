@@ -55,6 +55,7 @@ class Side:
         shape = (2, B, keys["block_size"])
         batch = torch.randint(keys["vocab_size"], shape, generator=generator)
         self.batch = tuple(batch.to(config.device))
+        self.document: torch.Tensor | None = None  # of packed rows
         self.device = config.device
         self.dtype = config.dtype
         self.grad_clip = train.grad_clip or float("inf")
@@ -76,7 +77,8 @@ class Side:
     def loss(self) -> torch.Tensor:
         idx, targets = self.batch
         with autocast(self.device, self.dtype):
-            loss = self.step_model(idx.to(self.device), targets.to(self.device))
+            options = {} if self.document is None else {"document": self.document}
+            loss = self.step_model(idx.to(self.device), targets.to(self.device), **options)
         return loss[1] if isinstance(loss, tuple) else loss  # nanoGPT returns it behind its logits
 
     def clip(self) -> None:

@@ -22,9 +22,9 @@ class RetNet(Mixer):
         self.angles = layers.Angles(layers.rope_frequencies, D, 10000.0)
         self.register_buffer("log_decay", torch.log1p(-(2.0 ** -(5 + torch.arange(H)))))
 
-    def project(self, x, state, start):
+    def project(self, x, state, start, document=None):
         q, k, v = self.qkv(x).unflatten(-1, (self.n_head, -1)).split([self.key_width] * 2 + [self.value_width], dim=-1)
-        q, k = (layers.rotate(y, start, self.angles).to(v.dtype) for y in (q * self.key_width**-0.5, k))
+        q, k = (layers.rotate(y, start, self.angles, document).to(v.dtype) for y in (q * self.key_width**-0.5, k))
         return Projection(q, k, v, self.log_decay.expand(*x.shape[:2], -1))
 
 
@@ -61,7 +61,7 @@ class LongConv(Mixer):
         self.qkv = nn.Linear(config.n_embd, 3 * H * D, bias=False)
         self.conv = layers.ShortConv(H * D, config.block_size, bias=False)  # its past is the state
 
-    def project(self, x, state, start):
+    def project(self, x, state, start, document=None):
         return Projection(*self.qkv(x).unflatten(-1, (-1, self.value_width)).chunk(3, dim=2))  # (B, T, H, D)
 
     def read(self, p, state, start):

@@ -79,7 +79,7 @@ def plain_run(model, data, max_iters, micro_steps):
         lr = peak * (step + 1) / (warmup + 1) if step < warmup else lr
         total = 0.0
         for m in range(micro_steps):
-            x, y = dataset.batch(
+            x, y, _ = dataset.batch(
                 "train", step, seed=keys["seed"], batch_size=keys["batch_size"], block_size=keys["block_size"],
                 micro_step=m, gradient_accumulation_steps=micro_steps,
             )  # fmt: skip

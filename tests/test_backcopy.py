@@ -78,7 +78,7 @@ def test_the_table_is_the_pairs_of_the_text_and_the_perfect_predictor_knows_it(f
     dataset = open_dataset(folder / "data")
     assert (dataset.alphabet, dataset.vocab_size, dataset.kinds) == (alphabet, K + 1, {"trigger": [1, 2]})
     for i, (split, rows) in enumerate({"train": 3000, "val": 500}.items()):
-        tokens, labels, _ = next(dataset.eval_batches(split, rows, 24))
+        tokens, labels, *_ = next(dataset.eval_batches(split, rows, 24))
         drawn = prepare.generate(np.random.default_rng([3, i]), rows, 24, table, first, TRIGGERS)
         assert np.array_equal(drawn, np.stack([tokens, labels], axis=1))
         probability = np.where(tokens == 0, first[labels], np.where(tokens <= TRIGGERS, 1, table[tokens, labels]))

@@ -15,7 +15,7 @@ from small_models import count_flops, logits_of_pieces, off_its_start, seen_of
 
 from base.configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS
-from model import GPT, MIXERS, MLPS, GPTConfig, Softmax
+from model import GPT, MIXERS, MLPS, GPTConfig, Softmax, check_documents
 from ops import IGNORE
 from runs.probe import weights_of
 
@@ -397,6 +397,92 @@ def test_it_computes_in_the_dtype_of_its_model_and_under_autocast(about):
                 module.register_forward_hook(compare)
     for dtype in (torch.float64, torch.bfloat16):
         model.to(dtype)(IDX)
+
+
+# -- Packed documents --------------------------------------------------------------------------------------------------
+
+# lengths of documents in two rows of T: borders at a chunk's edge, one token behind it and one before it; documents
+# of one token, shorter than a convolution, longer than a chunk, and a row's last token as a document
+PACKED = [[CHUNK, 1, 1, CHUNK - 1, 2, T - 2 * CHUNK - 3], [1, 3, CHUNK + 1, T - CHUNK - 6, 1]]
+
+
+def documents_of(rows):
+    """(row, the slice of its tokens) of each document of rows with documents of these lengths."""
+    for row, lengths in enumerate(rows):
+        ends = list(itertools.accumulate(lengths))
+        for length, end in zip(lengths, ends, strict=True):
+            yield row, slice(end - length, end)
+
+
+def places_of(rows):
+    """Their `document` (B, T)."""
+    places = torch.zeros(len(rows), sum(rows[0]), dtype=torch.long)
+    for row, part in documents_of(rows):
+        places[row, part] = part.start
+    return places
+
+
+def packs(model):
+    """Skips a model whose mixers cannot keep documents apart, and says why."""
+    try:
+        check_documents(model.config)
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+def numbers_of(model, is_packed):
+    """{what: numbers} of PACKED: logits, losses and the gradients of all parameters, packed or each document alone."""
+    if is_packed:
+        logits = model(IDX, document=places_of(PACKED)).flatten(0, 1)
+    else:
+        logits = torch.cat([model(IDX[row : row + 1, part])[0] for row, part in documents_of(PACKED)])
+    targets = IDX.roll(-1, 1).masked_fill(IDX % 5 == 0, IGNORE).flatten()
+    losses = F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE)
+    weights = torch.linspace(0.5, 1.5, len(losses), dtype=losses.dtype)  # no two labels count alike
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad((losses * weights).sum(), parameters, allow_unused=True)
+    of_gradients = {f"the gradient of {name}": x for name, x in zip(names, gradients, strict=True) if x is not None}
+    return {"logits": logits.detach(), "losses": losses.detach()} | of_gradients
+
+
+def errors_of(numbers, exact):
+    """{what: the largest difference}, as a share of the largest number, or of 1."""
+    assert numbers.keys() == exact.keys(), "packed and alone, gradients reach other parameters"
+    return {
+        what: float((numbers[what] - x).abs().nan_to_num(torch.inf).max() / x.abs().max().clamp(min=1.0))
+        for what, x in exact.items()
+    }
+
+
+@every_case
+def test_packed_documents_have_the_logits_losses_and_gradients_of_each_alone(about):
+    """In float64 up to 1e-12; in float32 up to 1e-5, or three times as far from float64 as documents alone are."""
+    # a start with less noise: some gates make float32 worthless otherwise
+    model = off_its_start(make_config(**CASES[about]), torch.float32, noise=0.05)
+    packs(model)
+    packed, alone = numbers_of(model, True), numbers_of(model, False)
+    exact = numbers_of(model.double(), False)
+    of_alone = max(errors_of(alone, exact).values())
+    for dtype, errors in ((64, errors_of(numbers_of(model, True), exact)), (32, errors_of(packed, exact))):
+        for what, error in errors.items():
+            most = 1e-12 if dtype == 64 else max(1e-5, 3 * of_alone)
+            assert error < most, f"packed documents have other {what} than alone, by {error:.0e} in float{dtype}"
+
+
+@every_readout
+@torch.no_grad()
+def test_a_border_may_stand_anywhere(about):
+    """Before each token of a text but its first, in a row of its own."""
+    model, logits = model_and_logits(about)
+    packs(model)
+    rows = [[border, T - border] for border in range(1, T)]
+    packed = model(IDX[:1].expand(len(rows), -1), document=places_of(rows))
+    for (border, _), row in zip(rows, packed, strict=True):
+        alone = torch.cat([logits[0, :border], model(IDX[:1, border:])[0]])
+        difference = float((row - alone).abs().max() / alone.abs().max().clamp(min=1.0))
+        assert difference < 1e-12, (
+            f"with a border before token {border}, documents have other logits than alone, by {difference:.0e}"
+        )
 
 
 # -- What a class declares ---------------------------------------------------------------------------------------------

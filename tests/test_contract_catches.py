@@ -201,6 +201,24 @@ class LooksAhead(GLA):
         return p if state is not None else p._replace(v=p.v + 1e-7 * p.v.mean(1, keepdim=True))
 
 
+PACKED, BORDER = "packed_documents_have_the_logits_losses_and_gradients_of_each_alone", "a_border_may_stand_anywhere"
+
+
+class ReadsOverBorders(DeltaNet):
+    """Its convolution does not look at the documents."""
+
+    def project(self, x, state, start, document=None):
+        return super().project(x, state, start)
+
+
+class PacksItsOwnRead(edits.LongConv):
+    def read(self, p, state, start):
+        return super().read(p, state, start)
+
+    past_block_size = "rolls"
+    reads_packed = True
+
+
 # -- MLPs --------------------------------------------------------------------------------------------------------------
 
 ALONE = "an_mlp_works_on_each_token_alone"
@@ -295,6 +313,8 @@ WRONG = [
     (UndeclaredFFT, CAUSAL, "if that is rounding, as an FFT's, declare a `tolerance`"),
     (ToleratesAnything, CAUSAL, "tolerance=1: rounding is 0.0001 at most"),
     (LooksAhead, CAUSAL, "in float64 later tokens change earlier logits"),
+    (ReadsOverBorders, PACKED, "packed documents have other logits than alone, by"),
+    (PacksItsOwnRead, BORDER, "with a border before token 1, documents have other logits than alone, by"),
     (TokenShift, ALONE, "a token's output depends on the tokens before it or behind it"),
     (MeanOverTheText, CAUSAL, "later tokens change earlier logits by"),
     (MeanOverTheRows, ALONE, "a token's output depends on the other rows of the batch"),

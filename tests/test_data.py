@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import writing
-from data.shards import Documents, Shards, Stream, open_dataset
+from data.shards import PackedDocuments, Shards, Stream, open_dataset
 from data.text import prepare as text
 from data.tokenizer import get_tokenizer, tokenizer_of
 from data.writing import Output, write_examples, write_stream
@@ -45,7 +45,7 @@ def stream(n, cuts=(), name="x", first=1000, documents=None):
     facts = {"tokens": n, "shards": [{"sha256": ""}] * len(parts)}
     meta = dict(name="x", kind="stream", tokenizer="x", vocab_size=1 << 16, parameters={}, splits={"train": facts})
     shards = {"train": Shards(parts)}
-    kind = Stream if documents is None else Documents
+    kind = Stream if documents is None else PackedDocuments
     return kind(Path(name), meta, shards, {"train": np.array(documents or [0, n])})
 
 
@@ -53,7 +53,7 @@ def rows_of(dataset, split, seed, steps, **sizes):
     """The rows of the global batches of `steps`, as tuples."""
     rows, parts = [], sizes.get("gradient_accumulation_steps", 1)
     for step, micro_step in itertools.product(steps, range(parts)):
-        inputs, targets = dataset.batch(split, step, seed=seed, micro_step=micro_step, **sizes)
+        inputs, targets, _ = dataset.batch(split, step, seed=seed, micro_step=micro_step, **sizes)
         rows += [(tuple(x), tuple(y)) for x, y in zip(inputs.tolist(), targets.tolist(), strict=True)]
     return rows
 
@@ -136,7 +136,7 @@ def test_a_batch_depends_on_seed_and_step_alone_and_every_epoch_and_seed_has_its
 @pytest.mark.parametrize("world_size", [1, 2, 9])
 def test_evaluation_reads_every_row_once_and_one_slice_at_a_time(two_slices, world_size):
     seen = {}
-    for inputs, targets, name in batches_of(two_slices, "val", 3, 8, world_size):
+    for inputs, targets, _, name in batches_of(two_slices, "val", 3, 8, world_size):
         assert inputs.shape == targets.shape and name == f"{inputs.shape[1]}/1" and len(inputs) <= 3
         seen.setdefault(name, []).extend((inputs[:, 0] - 200).tolist())
     assert seen == {"4/1": [*range(5), *range(20, 23)], "8/1": [*range(10, 16)]}
@@ -150,7 +150,7 @@ def test_evaluation_scores_every_token_of_a_text_but_the_first_in_order_or_evenl
 ):
     n, block_size, dataset = case
     whole, places = list(range(1000, 999 + n, block_size)), []  # the first tokens of all windows
-    for inputs, targets, name in batches_of(dataset, "train", B, block_size, ranks, tokens=tokens):
+    for inputs, targets, _, name in batches_of(dataset, "train", B, block_size, ranks, tokens=tokens):
         assert name is None and inputs.shape[1] == block_size
         for x, y in zip(inputs, targets, strict=True):
             assert y[y != IGNORE].tolist() == list(range(int(x[0]) + 1, min(int(x[0]) + 1 + block_size, 1000 + n)))
@@ -175,7 +175,7 @@ def test_a_stream_is_counted_and_its_documents_are_found_again(folder):
     assert [shard["tokens"] for shard in dataset.meta["splits"]["train"]["shards"]] == [40, 40, 26]
     assert np.load(folder / "train_documents.npy").tolist() == [0, 6, 6, 106]
     assert (dataset.kind, list(dataset.shards), dataset.slices) == ("stream", ["train", "val"], [])
-    inputs, targets, _ = next(dataset.eval_batches("train", 1, 105))
+    inputs, targets, *_ = next(dataset.eval_batches("train", 1, 105))
     assert bytes([*inputs[0].tolist(), targets[0, -1].item()]) == b"ab cd\n" + "é".encode() * 50
 
 

@@ -232,7 +232,7 @@ def compiled_graphs(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("asked", [{}, dict(mask_documents=True, attention="gla"), dict(optimizer="muon", dropout=0.1)])
+@pytest.mark.parametrize("asked", [{}, dict(attention="gla"), dict(optimizer="muon", dropout=0.1)])
 def test_a_compiled_run_of_text_is_one_graph_whatever_it_evaluates(asked, run, text, compiled_graphs, monkeypatch):
     shapes, features = set(), GPT.features
 

@@ -1,4 +1,4 @@
-"""mask_documents: the model reads each document of a text alone. The definition is the model on that document."""
+"""mask_documents: rows are packed with whole documents, and each is read alone. The definition is the model on it."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from test_data import stream
 
 import meters
 import train
-from data.shards import open_dataset
-from model import MIXERS, GPTConfig
+from data.shards import Mixture, best_fit, open_dataset
+from model import GLA, GPT, MIXERS, GPTConfig
 from ops import IGNORE
 
 T = 8
@@ -33,15 +33,17 @@ def parts_of(tokens, sizes, block_size, stride):
     return parts
 
 
-def rows_of(inputs, targets):
-    """The same of a batch, whose padding has no targets, and which predicts the next token."""
-    for x, y in zip(inputs.tolist(), targets.tolist(), strict=True):
-        scored = [i for i, target in enumerate(y) if target != IGNORE]
-        if not scored:  # a process has no batch left in the last turn
-            continue
-        part = [*x[: scored[-1] + 1], y[scored[-1]]]
-        assert [y[i] for i in scored] == part[-len(scored) :]
-        yield part, len(scored)
+def documents_of(inputs, targets, document):
+    """The same of a batch of packed rows, whose padding has no targets, and which predict the next token."""
+    for x, y, places in zip(inputs.tolist(), targets.tolist(), document.tolist(), strict=True):
+        for place in sorted(set(places)):
+            here = [i for i, of_token in enumerate(places) if of_token == place]
+            assert here == list(range(place, place + len(here)))  # it begins where its tokens say
+            scored = [i for i in here if y[i] != IGNORE]
+            if scored:  # else padding, or a process without a batch in the last turn
+                part = [*x[place : scored[-1] + 1], y[scored[-1]]]
+                assert scored[-1] == here[-1] and [y[i] for i in scored] == part[-len(scored) :]
+                yield part, len(scored)
 
 
 @settings(deadline=None, max_examples=60)
@@ -50,20 +52,69 @@ def test_every_token_of_a_document_but_its_first_is_a_target_once_within_it(size
     sizes, stride = [9, *sizes], min(stride, block_size)
     tokens = np.arange(1000, 1000 + sum(sizes))
     dataset = stream(len(tokens), [7], documents=np.cumsum([0, *sizes]).tolist())
-    batches = [b for rank in range(n) for b in dataset.eval_batches("train", n, block_size, rank, n, stride)]
-    found = [row for inputs, targets, _ in batches for row in rows_of(inputs, targets)]
+    batches = [b[:3] for rank in range(n) for b in dataset.eval_batches("train", n, block_size, rank, n, stride)]
+    found = [part for batch in batches for part in documents_of(*batch)]
     assert sorted(found) == sorted(parts_of(tokens, sizes, block_size, stride))
 
     keys = dict(seed=n, batch_size=1, block_size=block_size)
     epoch = range(dataset.examples_per_epoch("train", block_size))
-    batches = [dataset.batch("train", step, **keys, same_length=step % 2 == 0) for step in epoch]
-    found = [row for batch in batches for row in rows_of(*batch)]
+    batches = [dataset.batch("train", step, **keys) for step in epoch]
+    assert {inputs.shape for inputs, _, _ in batches} == {(1, block_size)}
+    found = [part for batch in batches for part in documents_of(*batch)]
     parts = parts_of(tokens, sizes, block_size, block_size)
     assert sorted(found) == sorted(parts)
-    widths = [inputs.shape[1] for inputs, _, _ in dataset.eval_batches("train", n, block_size)]
-    assert widths == sorted((len(part) - 1 for part, _ in parts), reverse=True)[::n]  # long rows stand together
-    labels = [n_labels for _, n_labels in found]
-    assert dataset.tokens_per_example("train", block_size) == pytest.approx(np.mean(labels))
+    labels = sum(n_labels for _, n_labels in found)
+    assert dataset.tokens_per_example("train", block_size) == pytest.approx(labels / len(epoch))
+
+
+def test_a_sample_of_an_evaluation_packs_whole_windows_that_are_spread_over_the_split():
+    sizes = np.random.default_rng(0).integers(2, 40, 200).tolist()
+    dataset = stream(sum(sizes), [], documents=np.cumsum([0, *sizes]).tolist())
+    samples = [list(dataset.eval_batches("train", 4, 16, tokens=400)) for _ in range(2)]
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(*samples, strict=True))
+    found = [part for batch in samples[0] for part in documents_of(*batch[:3])]
+    assert sum(n for _, n in found) == pytest.approx(400, rel=0.1)
+    whole = parts_of(np.arange(1000, 1000 + sum(sizes)), sizes, 16, 16)
+    assert all(part in whole for part in found)
+    places = sorted(part[0] - 1000 for part, _ in found)
+    assert places[0] < sum(sizes) / 10 and places[-1] > sum(sizes) * 9 / 10
+
+
+LENGTHS = {  # of documents
+    "50 to 5,000": lambda rng: rng.integers(50, 5001, 2000),
+    "1,000 on average": lambda rng: rng.exponential(1000, 2000).astype(int) + 2,
+    "few tokens, and some documents of many": lambda rng: (rng.pareto(1.1, 3000) * 100).astype(int) + 2,
+}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_at_most_one_percent_of_the_packed_rows_is_padding(lengths):
+    sizes = LENGTHS[lengths](np.random.default_rng(0)).tolist()
+    dataset = stream(sum(sizes), [], documents=np.cumsum([0, *sizes]).tolist())
+    for block_size in (256, 1024):
+        assert dataset.tokens_per_example("train", block_size) > 0.99 * block_size
+
+
+@given(st.lists(st.integers(1, 20), max_size=40), st.integers(20, 30))
+def test_best_fit_puts_each_length_into_one_row_and_opens_none_for_what_has_room(lengths, size):
+    rows = best_fit(np.array(lengths, dtype=int), size)
+    assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
+    filled = [sum(lengths[i] for i in row) for row in rows]
+    assert max(filled, default=0) <= size
+    assert sum(2 * n <= size for n in filled) <= 1  # two rows that are half empty would be one
+
+
+def test_the_rows_of_a_step_are_a_function_of_the_seed_and_the_step_in_a_mixture_too():
+    sizes = np.random.default_rng(0).integers(2, 40, 50).tolist()
+    parts = [stream(sum(sizes), [], documents=np.cumsum([0, *sizes]).tolist(), name=name) for name in "ab"]
+    for made in (parts[0], Mixture("mixed", parts, [2, 1])):
+        keys = dict(batch_size=3, block_size=16)
+        batches = [made.batch("train", step, seed=1, **keys) for step in range(60)]  # several epochs
+        again = [made.batch("train", step, seed=1, **keys) for step in (59, 7)]
+        for one, other in zip((batches[59], batches[7]), again, strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+        assert len({tuple(inputs.flatten().tolist()) for inputs, _, _ in batches}) == 60
+        assert not torch.equal(made.batch("train", 0, seed=2, **keys)[0], batches[0][0])
 
 
 OPTIONS = [dict(attention=mixer, gate=gate) for mixer in MIXERS for gate in ("none", "elementwise")]
@@ -87,13 +138,49 @@ def test_each_document_is_read_as_the_model_reads_it_alone(keys, folder):
     model = off_its_start(GPTConfig(block_size=T, vocab_size=256, **sizes | keys))
     parts = [part for part, _ in parts_of(dataset.shards["val"].read(0, sum(SIZES)), SIZES, T, T)]
     alone = {tuple(part[:-1]): model(torch.tensor([part[:-1]]))[0] for part in parts}
-    for step in range(3):  # all of the 11 parts, and one of the next epoch
-        inputs, targets = dataset.batch("train", step, seed=0, batch_size=4, block_size=T)
-        for row, y, labelled in zip(inputs, model(inputs), targets != IGNORE, strict=True):
-            assert (y[labelled] - alone[*row[labelled].tolist()]).abs().max() < 1e-12
+    for step in range(3):  # all rows of the epoch, and some of the next
+        inputs, targets, document = dataset.batch("train", step, seed=0, batch_size=4, block_size=T)
+        logits = model(inputs, document=document)
+        for row, y, y_targets, places in zip(inputs, logits, targets, document, strict=True):
+            for place in places.unique():
+                here = (places == place) & (y_targets != IGNORE)
+                if here.any():
+                    assert (y[here] - alone[*row[here].tolist()]).abs().max() < 1e-12
     nats = sum(F.cross_entropy(alone[*part[:-1]], torch.tensor(part[1:]), reduction="sum") for part in parts)
-    total = sum(model(x, y, reduction="sum") for x, y, _ in dataset.eval_batches("val", 3, T))
+    batches = dataset.eval_batches("val", 3, T)
+    total = sum(model(x, y, reduction="sum", document=document) for x, y, document, _ in batches)
     torch.testing.assert_close(total, nats, rtol=1e-12, atol=0)
+
+
+@torch.no_grad()
+def test_positions_of_rope_may_count_through_the_row():
+    """Its scores depend on differences alone, so that only a gate on what was turned can tell."""
+    idx, document = torch.arange(8)[None] % 5, torch.tensor([[0, 0, 0, 3, 3, 3, 3, 3]])
+    differences = []
+    for gate in ("none", "elementwise@query"):
+        keys = dict(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=5, gate=gate)
+        one, other = (off_its_start(GPTConfig(**keys, rope_restarts=restarts)) for restarts in (True, False))
+        differences.append(float((one(idx, document=document) - other(idx, document=document)).abs().max()))
+        assert torch.equal(one(idx), other(idx))
+    assert differences[0] < 1e-12 and differences[1] > 1e-3
+
+
+@torch.no_grad()
+def test_a_mixer_that_does_not_take_document_is_refused_and_reads_text(monkeypatch, helpers, text, keys):
+    class Plain(GLA):
+        def project(self, x, state, start):
+            return super().project(x, state, start)
+
+    monkeypatch.setitem(MIXERS, "plain", Plain)
+    model = GPT(GPTConfig(attention="gla,plain", n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=5))
+    idx = torch.zeros(1, 8, dtype=torch.long)
+    told = "plain cannot keep packed documents apart: its `project` takes no `document`"
+    assert model(idx).isfinite().all()
+    assert told in helpers.error_of(model, idx, document=torch.zeros_like(idx))
+    of_run = keys("refused", dataset=text, attention="plain", mask_documents=True)
+    assert told in helpers.error_of(helpers.train, **of_run)
+    told = "with mask_documents each batch has other lengths"
+    assert told in helpers.error_of(helpers.train, **of_run | {"attention": "gla", "compile": "true"})
 
 
 def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, keys, helpers, capsys, evaluated):
@@ -107,7 +194,7 @@ def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, key
     assert helpers.losses(out) == helpers.losses(whole)
     assert evaluated(out)["labels"] == counts["tokens"] - counts["documents"]
     assert evaluated(out, mask_documents="false")["labels"] == counts["tokens"] - 1
-    meters.main([f"--checkpoint={out}", "--device=cpu"])  # on whole windows, without padding
+    meters.main([f"--checkpoint={out}", "--device=cpu"])  # each of the longest documents in a row of its own
     assert "on the first 5 rows of 32 tokens" in capsys.readouterr().out
     unmasked = [f"--out_dir={out}", "--init_from=resume", "--max_iters=9", "--mask_documents=false"]
     assert "ckpt.pt has True, which a resumed run keeps" in helpers.error_of(train.main, unmasked)

@@ -141,7 +141,7 @@ def copy(tmp_path_factory):
     # a position of the gate and a norm of the readout are a line or two
     after(folder / "gate.py", "POSITIONS = {", '\n    "input": lambda mixer: (1, mixer.config.n_embd),')
     line = '        x = self.gated("input", x[:, :, None], x).squeeze(2)'
-    start_of_forward = "NotImplementedError\n\n    def forward(self, x, state=None, start=0):"
+    start_of_forward = "NotImplementedError\n\n    def forward(self, x, state=None, start=0, document=None):"
     after(folder / "mixer.py", start_of_forward, f"\n{line}")
     key = '"RMSNorm on q and k of softmax layers, before RoPE")'
     after(folder / "keys.py", key, '\n    mine: float = key(0.5, "what it is for", above=0)')

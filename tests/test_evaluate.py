@@ -72,7 +72,7 @@ def test_windows_score_what_the_usual_recipe_scores(text, block_size, stride):
         if end == ids.shape[1]:
             break
     sums = torch.zeros(2, block_size, 3, dtype=torch.float64)
-    for inputs, targets, _ in text.eval_batches("val", 3, block_size, stride=stride):
+    for inputs, targets, *_ in text.eval_batches("val", 3, block_size, stride=stride):
         evaluate.add_scores(sums, OfLogits(lambda inputs: oracle(inputs).logits), inputs, targets)
     assert float(sums[..., 0].sum()) == pytest.approx(total, rel=1e-5)
 
@@ -81,16 +81,26 @@ def test_a_string_is_repeated_where_it_has_stood_earlier_in_its_window():
     rows = [b"the cat sat, the cat sat", b"abababababababababababab", b"nothing here comes again"]
     rows.append(b"short, b" + b"then the cat sat")  # what stands in another row is no repetition
     expected = [[row[max(0, i - 7) : i + 1] in row[:i] and i >= 7 for i in range(len(row))] for row in rows]
-    found = evaluate.is_repeated(torch.tensor([list(row) for row in rows]))
+    inputs, whole = torch.tensor([list(row) for row in rows]), torch.zeros(4, 24, dtype=torch.long)
+    found = evaluate.is_repeated(inputs, whole)
     assert found.tolist() == expected and sum(map(sum, expected)) == 19
-    assert not evaluate.is_repeated(torch.zeros(2, 8, dtype=torch.long)).any()
+    assert not evaluate.is_repeated(whole[:, :8], whole[:, :8]).any()
+
+
+def test_a_string_over_the_border_of_two_documents_is_not_repeated_and_repeats_nothing():
+    row = torch.tensor([list(b"abcdefghijabcdefghijabcdefghij")])
+    for border in range(1, 30):
+        document = (torch.arange(30) >= border).long()[None] * border
+        parts = row[:, :border], row[:, border:]
+        alone = torch.cat([evaluate.is_repeated(part, torch.zeros_like(part)) for part in parts], dim=1)
+        assert torch.equal(evaluate.is_repeated(row, document), alone), border
 
 
 def test_the_parts_of_a_texts_loss_are_means_over_their_labels(text):
     model, nats_of = make_model(attention="gla", block_size=64), {}
-    for inputs, targets, _ in text.eval_batches("val", 4, 64):
+    for inputs, targets, *_ in text.eval_batches("val", 4, 64):
         loss = F.cross_entropy(model(inputs).mT, targets, reduction="none", ignore_index=IGNORE).detach()
-        again = evaluate.is_repeated(inputs)
+        again = evaluate.is_repeated(inputs, torch.zeros_like(inputs))
         for row, i in (targets != IGNORE).nonzero().tolist():
             places = ["near"] * (i < 8) + ["far"] * (i >= 32) + ["repeated" if again[row, i] else "elsewhere"]
             for place in places:

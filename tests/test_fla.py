@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
-from test_recurrence import STRONG_DECAYS, as_dtype, definition, error, make_inputs, run
+from test_recurrence import LENGTHS, STRONG_DECAYS, as_dtype, definition, each_alone, error, make_inputs, run
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import variants  # noqa: F401
@@ -84,6 +84,16 @@ def kernels_against(kind, delta, dtype, T=70, H=1, decay="-5 to 0 a step", state
     return {name: error(results[name], x) for name, x in run(definition, as_dtype(inputs, torch.float64)).items()}
 
 
+def packed_kernels_against(kind, delta, dtype):
+    """The same of packed documents, against the definition on each."""
+    inputs = make_inputs(sum(LENGTHS), kind, "-5 to 0 a step", delta, dtype, H=1, DV=8)
+    inputs = {name: x for name, x in inputs.items() if x is not None and name != "initial_state"}
+    bounds = torch.tensor([0, *LENGTHS, *LENGTHS], dtype=torch.int32).cumsum(0, dtype=torch.int32)  # of two rows
+    outputs = run(lambda **leaves: (kernels.fla(**leaves, bounds=bounds)[0], leaves["q"]), inputs)
+    alone = run(lambda **leaves: (each_alone(definition)(**leaves)[0], leaves["q"]), as_dtype(inputs, torch.float64))
+    return {name: error(outputs[name], x) for name, x in alone.items()}
+
+
 def check(errors, tolerance):
     assert errors
     assert not {what: error for what, error in errors.items() if not error < tolerance}
@@ -102,6 +112,12 @@ SIZES = [  # shared heads; no state and small odd widths; one value more than ke
 @pytest.mark.parametrize(("kind", "delta"), KINDS)
 def test_kernels_compute_the_definition_with_every_gradient(interpreter, kind, delta, dtype, sizes):
     check(interpreter(kernels_against, kind, delta, dtype, **sizes), TOLERANCE[dtype])
+
+
+@needs_the_kernels
+@pytest.mark.parametrize(("kind", "delta"), KINDS)
+def test_kernels_keep_packed_documents_apart_with_every_gradient(interpreter, kind, delta):
+    check(interpreter(packed_kernels_against, kind, delta, torch.float32), TOLERANCE[torch.float32])
 
 
 @needs_the_kernels

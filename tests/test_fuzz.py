@@ -210,7 +210,7 @@ def test_any_setting_of_mqar_makes_a_data_set_or_one_line(tmp_path, keys):
     words = keys | dict(train_size=20, val_size=3, out_dir=tmp_path)
     one_line(mqar_prepare.main, [f"--{name}={value}" for name, value in words.items()])
     if (tmp_path / "meta.json").is_file():
-        inputs, targets = open_dataset(tmp_path).batch("train", 0, seed=0, batch_size=2, block_size=10**9)
+        inputs, targets, _ = open_dataset(tmp_path).batch("train", 0, seed=0, batch_size=2, block_size=10**9)
         assert 0 <= inputs.min() and inputs.max() < keys["vocab_size"] and (targets != -100).any()
 
 
@@ -261,7 +261,7 @@ def test_a_data_set_whose_meta_json_holds_anything_is_read_or_one_line(stream, m
         dataset.batch("train", 3, seed=0, batch_size=2, block_size=64)
         names = dataset.slices or [None]
         sums = torch.zeros(len(names), 2, 64, 3, dtype=torch.float64)
-        for inputs, targets, name in dataset.eval_batches("val", 4, 64):
+        for inputs, targets, _, name in dataset.eval_batches("val", 4, 64):
             model.features = lambda x: (logits.expand(*x.shape, 256), None)
             add_scores(sums[names.index(name)], model, inputs, targets)
         json.dumps(summarize(sums, dataset, "val"))

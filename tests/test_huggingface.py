@@ -691,12 +691,12 @@ def test_data_of_an_imported_tokenizer_have_transformers_loss(tokenizer_file, he
     export.main(helpers.words(from_hf=tmp_path / "theirs", out_dir=out, block_size=32))
     text_prepare.main([str(tmp_path / "book.txt"), *helpers.words(tokenizer=out, out_dir=data)])
     dataset = open_dataset(data)
-    inputs, _ = dataset.batch("train", 0, seed=0, batch_size=2, block_size=32)
+    inputs, _, _ = dataset.batch("train", 0, seed=0, batch_size=2, block_size=32)
     assert inputs.min() > 65_535 and bytes(FileTokenizer(data / "tokenizer.json").decode_bytes(inputs[0].tolist()))
     assert "names no data set" in helpers.error_of(evaluated, out)
     capsys.readouterr()
     result = evaluated(out, dataset=data)
-    parts = [(model(inputs).logits[0], targets[0]) for inputs, targets, _ in dataset.eval_batches("val", 1, 32)]
+    parts = [(model(inputs).logits[0], targets[0]) for inputs, targets, *_ in dataset.eval_batches("val", 1, 32)]
     logits, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     assert abs(result["loss"] - F.cross_entropy(logits, targets, ignore_index=-100).item()) < 1e-4
     assert targets.max() < 70_002 and result["tokenizer"].startswith("tokenizer.json ")

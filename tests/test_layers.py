@@ -112,10 +112,10 @@ def test_a_sink_is_a_headwise_gate_at_the_scores_log_sum_less_its_logit_and_so_a
     expected = gate * (scores.softmax(-1) @ v)
     config = GPTConfig(attention="sink_zero", n_head=3, n_embd=24, vocab_size=1)
     mixer, is_causal = GPT(config).blocks[0].mixer, window == 40
-    p = Projection(*(x.transpose(1, 2) for x in inputs[:3]), sink=inputs[3])
+    p = Projection(*(x.transpose(1, 2) for x in inputs[:3]), sink=inputs[3].mT)
     o = mixer.attend(*inputs[:3], None if is_causal else sees, p)
     mixer.layer, mixer.config.window = 0, "none" if is_causal else str(window)
-    weights = mixer.explicit_weights(Projection(*(x.transpose(1, 2) for x in exact[:3]), sink=exact[3]))
+    weights = mixer.explicit_weights(Projection(*(x.transpose(1, 2) for x in exact[:3]), sink=exact[3].mT))
     assert (weights - gate * scores.softmax(-1)).abs().max() < 1e-15
     do = torch.randn(2, 3, 40, 8).to(dtype)
     gradients, exact_gradients = torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, exact, do.double())

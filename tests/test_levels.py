@@ -97,7 +97,7 @@ def test_the_lambda_of_a_mixer_starts_near_softplus_of_zero_and_at_one_it_is_the
     start = GPT(GPTConfig(**SMALL, attention=name, levels="log_linear")).blocks[0].mixer.levels
     assert (start.scale == 1).all()  # and lambda is softplus(W x)
     assert torch.equal(start(x.float(), 0).flatten(2), F.softplus(start.proj(x.float())))
-    mixer.levels.forward = lambda x, start: torch.ones(*x.shape[:2], mixer.n_head, 5).double()
+    mixer.levels.forward = lambda x, start, document: torch.ones(*x.shape[:2], mixer.n_head, 5).double()
     assert (mixer(x) - without(x)).abs().max() < 1e-12
 
 

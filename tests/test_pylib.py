@@ -62,7 +62,7 @@ def environment(tmp_path, monkeypatch):
 
 def text_of(folder, split):
     dataset = open_dataset(folder)
-    examples = [inputs for inputs, _, _ in dataset.eval_batches(split, 1, 1_000_000)]
+    examples = [inputs for inputs, *_ in dataset.eval_batches(split, 1, 1_000_000)]
     return tokenizer_of(dataset).decode_bytes(examples[0][0].tolist()).decode()
 
 

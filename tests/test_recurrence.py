@@ -106,6 +106,45 @@ def test_every_form_is_the_definition_with_every_gradient(T, kind, decay, delta)
     assert_near(dict(enumerate(chunked(**from_zeros))), expected, 1e-10)
 
 
+# of documents in a row of 70: borders at a chunk's edge and beside it, documents of one token
+LENGTHS = [16, 1, 1, 14, 17, 15, 5, 1]
+
+
+def each_alone(form, lengths=LENGTHS):
+    """The form, called for each document of packed rows; the state of the last one."""
+
+    def of_rows(**inputs):
+        parts = {name: x.split(lengths, dim=1) for name, x in inputs.items()}
+        found = [form(**{name: x[i] for name, x in parts.items()}) for i in range(len(lengths))]
+        return torch.cat([o for o, _ in found], dim=1), found[-1][1]
+
+    return of_rows
+
+
+def first_of(lengths=LENGTHS):
+    """(B, T): whether a token begins a document."""
+    starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
+    return torch.zeros(B, sum(lengths)).index_fill(1, starts, 1.0).bool()
+
+
+@pytest.mark.parametrize(("kind", "decay"), [*KINDS, *STRONG_KINDS])
+@every_rule
+def test_in_every_form_a_decay_of_zero_keeps_packed_documents_apart_with_every_gradient(kind, decay, delta):
+    inputs = make_inputs(sum(LENGTHS), kind, decay, delta)
+    del inputs["initial_state"]
+    first = first_of()
+    # the gradient of a log-decay of -20 a step is terms of size 1 that cancel
+    limit = 1e-11 if decay == "-20 a step" else 1e-12
+    expected = run(each_alone(definition), inputs)
+    assert_near(run(recurrent, inputs, first=first), expected, limit)
+    for chunk_size in (None, 1, 16, 64):
+        assert_near(run(chunked, inputs, chunk_size=chunk_size, first=first), expected, limit)
+    weights, v = explicit(**inputs, first=first)
+    assert_near({"o": torch.einsum("bhij,bjhv->bihv", weights, v)}, expected, limit)
+    of_two_documents = torch.block_diag(*(torch.ones(n, n) for n in LENGTHS)) == 0
+    assert not weights[..., of_two_documents].any()
+
+
 @pytest.mark.parametrize("B", [1, 2])
 @every_shape
 @every_rule

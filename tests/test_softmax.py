@@ -122,7 +122,7 @@ def test_a_kernel_of_a_gpu_gets_heads_whose_width_is_a_multiple_of_8(D, has_sink
     attention = functools.partial(layers.attention, q, k, v, mask)
     if has_sink:
         mixer = GPT(make_config(attention="sink_zero", n_head=4, head_dim=D)).blocks[0].mixer
-        p = Projection(q, k, v, sink=torch.randn(2, 4, T))
+        p = Projection(q, k, v, sink=torch.randn(2, T, 4))
         attention = functools.partial(mixer.attend, q, k, v, mask, p)
     widths, kernel = [], F.scaled_dot_product_attention
 

@@ -94,7 +94,7 @@ def test_a_copy_counts_behind_four_tokens_of_the_same_repeat_and_nothing_else_is
     dataset = open_dataset(tmp_path)
     bits = drawn.random_bits("induction", 64, "3 val", 0, 40)
     tokens, sources = drawn.induction(bits)[0], drawn.sources_of(bits)
-    ((inputs, targets, _),) = dataset.eval_batches("val", 40, 64)
+    ((inputs, targets, _, _),) = dataset.eval_batches("val", 40, 64)
     assert inputs.tolist() == tokens.tolist()
     counted = 0
     for row, of_row, labels in zip(tokens.tolist(), sources.tolist(), targets.tolist(), strict=True):
@@ -136,7 +136,7 @@ def test_rows_of_regression_are_examples_of_one_linear_function_each():
 def test_a_y_of_regression_counts_behind_six_examples_and_copying_does_not_solve_it(tmp_path):
     regression.main(words(out_dir=tmp_path, examples=12, val_size=4000))
     dataset = open_dataset(tmp_path)
-    ((inputs, targets, name),) = dataset.eval_batches("val", 4000, 36)
+    ((inputs, targets, _, name),) = dataset.eval_batches("val", 4000, 36)
     assert name == "36"
     drawn_tokens, labels = drawn.rows("regression", 36, "0 val", 0, 4000)
     labels[:, :18] = 0
@@ -174,14 +174,14 @@ def test_the_global_batch_does_not_depend_on_how_it_is_dealt_out_and_batches_fol
     dataset, rows = make(tmp_path, seed=5), drawn.rows("s3", 8, "5 2", 0, 36)
     for batch_size, parts in ((12, 1), (4, 3), (1, 12)):
         keys = dict(seed=2, batch_size=batch_size, block_size=20, gradient_accumulation_steps=parts)
-        batches = [dataset.batch("train", step, micro_step=m, **keys) for step in range(3) for m in range(parts)]
+        batches = [dataset.batch("train", step, micro_step=m, **keys)[:2] for step in range(3) for m in range(parts)]
         assert np.array_equal([np.concatenate(found) for found in zip(*batches, strict=True)], rows)
     assert dataset.batch("train", 0, **keys | {"seed": 3})[0].tolist() != rows[0][:1].tolist()
 
 
 def test_a_slice_counts_what_lies_beyond_the_one_before(tmp_path):
     dataset = make(tmp_path)
-    for tokens, labels, name in dataset.eval_batches("val", 10, 20):
+    for tokens, labels, _, name in dataset.eval_batches("val", 10, 20):
         length, before = int(name), {"8": 0, "12": 8, "20": 12}[name]
         found = [[state("s3", row[: i + 1]) for i in range(before, length)] for row in tokens.tolist()]
         assert (labels[:, :before] == IGNORE).all() and labels[:, before:].tolist() == found

@@ -66,7 +66,7 @@ def test_only_the_last_micro_step_of_a_process_is_all_reduced(run, monkeypatch):
 def test_four_micro_steps_of_different_numbers_of_labels_are_one_batch_four_times_as_large(run, mixed_mqar, helpers):
     dataset, keys = open_dataset(mixed_mqar), dict(seed=1337, batch_size=4, block_size=32)
     batches = [dataset.batch("train", 0, micro_step=m, gradient_accumulation_steps=4, **keys) for m in range(4)]
-    assert len({int((targets != -100).sum()) for _, targets in batches}) > 1
+    assert len({int((targets != -100).sum()) for _, targets, _ in batches}) > 1
     small = run("small", dataset=mixed_mqar, gradient_accumulation_steps=4, max_iters=6)
     large = run("large", dataset=mixed_mqar, batch_size=16, max_iters=6)
     assert helpers.losses(large) == pytest.approx(helpers.losses(small), rel=1e-5)

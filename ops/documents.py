@@ -1,0 +1,59 @@
+"""Where the documents of packed rows begin, as mixers read it: made once for each pass of the model.
+
+    document = Documents(places)        # of the loader: (B, T)
+    q = rotate(q, document.position)    # positions begin anew
+    for one in document.split(x): ...   # (1, length, ...) each
+
+The loader's (B, T) has, for each token, the place in the row at which its document begins: 0 0 0 3 3
+is a document of three tokens and one of two.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Documents:
+    """
+    first (B, T): whether a token is the first of its document
+    position (B, T): how many tokens of its document are before it
+    lengths: those of all documents, row by row
+    """
+
+    def __init__(self, places: Tensor):
+        t = torch.arange(places.shape[1], device=places.device)
+        self.first = places == t
+        self.position = t - places
+        begins = self.first.flatten().nonzero()[:, 0]
+        self._bounds = F.pad(begins, (0, 1), value=places.numel())
+        self.lengths: list[int] = self._bounds.diff().tolist()
+        self._crossings: dict[int, tuple] = {}
+
+    def first_steps(self, n: int) -> Tensor:
+        """`first` where a token is n steps of the recurrence: (B, n T)."""
+        if n == 1:
+            return self.first
+        others = torch.zeros_like(self.first)
+        return torch.stack([self.first, *[others] * (n - 1)], dim=2).flatten(1)
+
+    def bounds(self, n: int) -> Tensor:
+        """Where the documents begin in all rows end to end, then the length of these: int32, as
+        kernels want it. n: steps of the recurrence per token."""
+        return (n * self._bounds).int()
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """(B, n T, ...) -> (1, n length, ...) for each document."""
+        n = x.shape[1] // self.first.shape[1]
+        parts = x.flatten(0, 1).split([n * length for length in self.lengths])
+        return [part[None] for part in parts]
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """The reverse of split."""
+        return torch.cat(parts, dim=1).view(*self.first.shape, *parts[0].shape[2:])
+
+    def crossing(self, distance: int) -> tuple[Tensor, ...]:
+        """The tokens before which so many tokens back is no token of their document: their rows and
+        their places."""
+        if distance not in self._crossings:
+            self._crossings[distance] = (self.position < distance).nonzero(as_tuple=True)
+        return self._crossings[distance]
