@@ -108,6 +108,13 @@ class Softmax(Mixer):
         o = self.attend(q, k, v, mask, p)  # (B, H, T, D)
         return o.transpose(1, 2)
 
+    def read_documents(self, p: Projection) -> torch.Tensor:
+        own = type(self)
+        is_plain = own.attend is Softmax.attend and own.read is Softmax.read and self.bias is None
+        if is_plain and layers.takes_documents(p.q):
+            return layers.attention_of_documents(p.q, p.k, p.v, p.document, self.window)
+        return super().read_documents(p)
+
     def mask(self, i: torch.Tensor, j: torch.Tensor, window: int, p: Projection) -> torch.Tensor:
         """Which keys at positions j (S,) are seen by queries at i (T,): bool (T, S). With a bias,
         the float (1, H, T, S) that is added to the scores."""

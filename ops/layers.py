@@ -164,6 +164,31 @@ def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
     return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
 
 
+def takes_documents(q: Tensor) -> bool:
+    """Whether torch's FlashAttention takes packed documents of such heads, (B, T, H, D), in one
+    call."""
+    is_flash = q.is_cuda and q.itemsize == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
+
+
+def attention_of_documents(
+    q: Tensor, k: Tensor, v: Tensor, document: Documents, window: int | None
+) -> Tensor:
+    """Causal attention in which no document of a packed row sees another one: q (B, T, H, D), k and
+    v (B, T, Hk, D) -> (B, T, H, D). window: how many keys a query sees, its own included."""
+    from torch.nn.attention import varlen  # brings the compiler, which takes a second
+
+    groups = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(groups, dim=2) for x in (k, v))
+    rows = [x.flatten(0, 1) for x in (q, k, v)]  # (B T, H, D), all documents end to end
+    bounds = document.bounds(1)
+    longest = max(document.lengths)
+    before = -1 if window is None else window - 1
+    sees = (before, 0)  # so many keys before a query, -1 for all, and none behind it
+    o = varlen.varlen_attn(*rows, bounds, bounds, longest, longest, window_size=sees)
+    return o.view_as(q)
+
+
 def attention(q, k, v, mask, scale: float | None = None) -> Tensor:
     """scores(q, k, mask).softmax(-1) @ v in torch's kernels: none makes the (T, T) weights.
 

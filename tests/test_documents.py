@@ -13,7 +13,8 @@ import meters
 import train
 from data.shards import Mixture, best_fit, open_dataset
 from model import GLA, GPT, MIXERS, GPTConfig
-from ops import IGNORE
+from ops import IGNORE, layers
+from ops.documents import Documents
 
 T = 8
 # one token, fewer than a convolution reads, the window and one less and more, several windows; some of them are empty
@@ -199,3 +200,44 @@ def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, key
     unmasked = [f"--out_dir={out}", "--init_from=resume", "--max_iters=9", "--mask_documents=false"]
     assert "ckpt.pt has True, which a resumed run keeps" in helpers.error_of(train.main, unmasked)
     assert f"{mqar} has rows" in helpers.error_of(helpers.train, **keys("rows", dataset=mqar, mask_documents=True))
+
+
+# -- FlashAttention, which reads all documents in one call -------------------------------------------------------------
+
+
+def attention_by_document(q, k, v, of_q, of_k, most_q, most_k, window_size):
+    """What torch's varlen_attn computes, written as the definition: q, k and v (tokens, H, D)."""
+    assert of_q is of_k and of_q.dtype == torch.int32 and most_q == most_k == of_q.diff().max() and window_size[1] == 0
+    outputs = []
+    for begin, end in zip(of_q[:-1], of_q[1:], strict=True):
+        i = torch.arange(end - begin)
+        distance = i[:, None] - i
+        sees = distance >= 0
+        if window_size[0] >= 0:
+            sees &= distance <= window_size[0]
+        one = (x[begin:end].transpose(0, 1)[None] for x in (q, k, v))
+        outputs.append(F.scaled_dot_product_attention(*one, attn_mask=sees)[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("keys", [{}, {"n_kv_head": 1}, {"window": "3"}], ids=["plain", "grouped", "window"])
+def test_one_call_of_flash_attention_reads_each_document_alone(keys, monkeypatch):
+    sizes = dict(n_layer=2, n_embd=16, n_head=2, vocab_size=32, block_size=12)
+    model = off_its_start(GPTConfig(**sizes, **keys, gate="elementwise"))
+    idx = torch.randint(32, (2, 12))
+    document = torch.tensor([[0, 0, 0, 0, 0, 5, 6, 6, 6, 6, 6, 6], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]])
+    expected = model(idx, document=document)
+    monkeypatch.setattr("ops.layers.takes_documents", lambda q: True)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention_by_document)
+    torch.testing.assert_close(model(idx, document=document), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_torch_takes_what_flash_attention_is_called_with():
+    """On the device meta, which computes shapes."""
+    q = torch.empty(2, 12, 4, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    k = torch.empty(2, 12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    document = Documents(torch.tensor([[0] * 5 + [5] + [6] * 6, [0] * 12]))
+    o = layers.attention_of_documents(q, k, k, document, window=3)
+    assert o.shape == q.shape and o.dtype == q.dtype
+    dq, dk = torch.autograd.grad(o.sum(), (q, k))
+    assert dq.shape == q.shape and dk.shape == k.shape
