@@ -24,6 +24,8 @@ variants = {
     "apart": {"mask_documents": True},
 }
 
+first_arms = ["softmax running", "softmax apart"]
+
 prepare = "pylib"
 data = {"tokenizer": "bpe:4096", "val_fraction": 0.02, "seed": 0}
 pair_spread = 0.02  # in nats, as horizon.py assumes
