@@ -79,7 +79,7 @@ class Mixer(nn.Module):
     # each of log2(T) blocks of the past
     has_levels = True
     # how packed documents are read: all rows at once, as the recurrence forgets its state where one
-    # begins; false: `read` is called for each document
+    # begins; false: `read` is called for the documents of each length
     reads_packed = True
     tolerance = 0.0  # how much later tokens may change earlier logits by rounding (an FFT does)
     longest: int | None = None  # the largest block_size that it takes (None: any)
@@ -253,12 +253,16 @@ class Mixer(nn.Module):
         """The readout of packed rows, in which no document reads another one."""
         if self.reads_packed and p.levels is None:
             return self.read(p, None, 0)
-        alone: list[dict] = [{} for _ in p.document.lengths]  # a projection of each document
+        # one projection for each length: its documents are the rows
+        fields: dict = {}
         for name, x in p._asdict().items():
             if name != "document" and x is not None:
-                for one, part in zip(alone, p.document.split(x), strict=True):
-                    one[name] = part
-        return p.document.join([self.read(Projection(**one), None, 0) for one in alone])
+                fields[name] = p.document.split(x)
+        outputs = []
+        for values in zip(*fields.values(), strict=True):
+            alone = Projection(**dict(zip(fields, values, strict=True)))
+            outputs.append(self.read(alone, None, 0))
+        return p.document.join(outputs)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is

@@ -111,7 +111,7 @@ class Softmax(Mixer):
     def read_documents(self, p: Projection) -> torch.Tensor:
         own = type(self)
         is_plain = own.attend is Softmax.attend and own.read is Softmax.read and self.bias is None
-        if is_plain and layers.takes_documents(p.q):
+        if is_plain and layers.takes_documents(p.q, self.window):
             return layers.attention_of_documents(p.q, p.k, p.v, p.document, self.window)
         return super().read_documents(p)
 

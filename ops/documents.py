@@ -2,7 +2,7 @@
 
     document = Documents(places)        # of the loader: (B, T)
     q = rotate(q, document.position)    # positions begin anew
-    for one in document.split(x): ...   # (1, length, ...) each
+    for one in document.split(x): ...   # (documents of one length, length, ...) each
 
 The loader's (B, T) has, for each token, the place in the row at which its document begins: 0 0 0 3 3
 is a document of three tokens and one of two.
@@ -27,6 +27,9 @@ class Documents:
         begins = self.first.flatten().nonzero()[:, 0]
         self._bounds = F.pad(begins, (0, 1), value=places.numel())
         self.lengths: list[int] = self._bounds.diff().tolist()
+        self._of_length: dict[int, list[int]] = {}  # {length: which documents have it}
+        for i, length in enumerate(self.lengths):
+            self._of_length.setdefault(length, []).append(i)
         self._crossings: dict[int, tuple] = {}
 
     def first_steps(self, n: int) -> Tensor:
@@ -41,15 +44,34 @@ class Documents:
         kernels want it. n: steps of the recurrence per token."""
         return (n * self._bounds).int()
 
+    def spans(self) -> list[tuple[int, int, int]]:
+        """(row, begin, end) of each document."""
+        T = self.first.shape[1]
+        spans = []
+        place = 0  # in all rows end to end
+        for length in self.lengths:
+            row, begin = divmod(place, T)
+            spans.append((row, begin, begin + length))
+            place += length
+        return spans
+
     def split(self, x: Tensor) -> list[Tensor]:
-        """(B, n T, ...) -> (1, n length, ...) for each document."""
+        """(B, n T, ...) -> for each length (documents, n length, ...), as rows of their own. Most
+        documents of a text are cut to the same length, and are then read in one call."""
         n = x.shape[1] // self.first.shape[1]
         parts = x.flatten(0, 1).split([n * length for length in self.lengths])
-        return [part[None] for part in parts]
+        stacks = []
+        for group in self._of_length.values():
+            stacks.append(torch.stack([parts[i] for i in group]))
+        return stacks
 
-    def join(self, parts: list[Tensor]) -> Tensor:
+    def join(self, stacks: list[Tensor]) -> Tensor:
         """The reverse of split."""
-        return torch.cat(parts, dim=1).view(*self.first.shape, *parts[0].shape[2:])
+        parts: dict[int, Tensor] = {}
+        for group, stack in zip(self._of_length.values(), stacks, strict=True):
+            parts.update(zip(group, stack, strict=True))
+        x = torch.cat([parts[i] for i in range(len(parts))])
+        return x.view(*self.first.shape, *x.shape[1:])
 
     def crossing(self, distance: int) -> tuple[Tensor, ...]:
         """The tokens before which so many tokens back is no token of their document: their rows and

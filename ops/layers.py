@@ -164,9 +164,18 @@ def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
     return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
 
 
-def takes_documents(q: Tensor) -> bool:
-    """Whether torch's FlashAttention takes packed documents of such heads, (B, T, H, D), in one
-    call."""
+def trains_in_blocks(q: Tensor) -> bool:
+    """Whether fast.CausalAttention is faster than torch's kernel: bfloat16 on a CPU, with a
+    gradient."""
+    is_slow = q.is_cpu and q.dtype == torch.bfloat16 and torch.is_grad_enabled()
+    return is_slow and not torch.compiler.is_compiling()
+
+
+def takes_documents(q: Tensor, window: int | None) -> bool:
+    """Whether attention_of_documents computes attention of q (B, T, H, D): what trains in blocks on
+    a CPU, and what torch's FlashAttention takes on a GPU. If not, documents are read one by one."""
+    if q.is_cpu:
+        return trains_in_blocks(q) and window is None
     is_flash = q.is_cuda and q.itemsize == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
 
@@ -176,10 +185,20 @@ def attention_of_documents(
 ) -> Tensor:
     """Causal attention in which no document of a packed row sees another one: q (B, T, H, D), k and
     v (B, T, Hk, D) -> (B, T, H, D). window: how many keys a query sees, its own included."""
-    from torch.nn.attention import varlen  # brings the compiler, which takes a second
-
     groups = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(groups, dim=2) for x in (k, v))
+    if not q.is_cpu:
+        return flash_attention_of_documents(q, k, v, document, window)
+    rows = [x.transpose(1, 2) for x in (q, k, v)]  # (B, H, T, D)
+    return fast.CausalAttention.call(*rows, None, document).transpose(1, 2)
+
+
+def flash_attention_of_documents(
+    q: Tensor, k: Tensor, v: Tensor, document: Documents, window: int | None
+) -> Tensor:
+    """The same on a GPU, with as many heads of k and v as of q."""
+    from torch.nn.attention import varlen  # brings the compiler, which takes a second
+
     rows = [x.flatten(0, 1) for x in (q, k, v)]  # (B T, H, D), all documents end to end
     bounds = document.bounds(1)
     longest = max(document.lengths)
@@ -205,8 +224,7 @@ def attention(q, k, v, mask, scale: float | None = None) -> Tensor:
         q, k, v = (F.pad(x, (0, -x.shape[-1] % 8)) for x in (q, k, v))
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    is_slow = is_causal and q.dtype == torch.bfloat16 and q.device.type == "cpu"
-    is_slow = is_slow and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    is_slow = is_causal and trains_in_blocks(q)
     if is_slow or not takes_groups(q, mask):
         k, v = (for_all_heads(x, q.shape[1]) for x in (k, v))
     if is_slow:

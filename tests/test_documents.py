@@ -205,6 +205,9 @@ def test_a_run_masks_in_every_evaluation_and_after_a_resume(text, mqar, run, key
 # -- FlashAttention, which reads all documents in one call -------------------------------------------------------------
 
 
+DOCUMENTS = Documents(torch.tensor([[0, 0, 0, 0, 0, 5, 6, 6, 6, 6, 6, 6], [0] * 12]))
+
+
 def attention_by_document(q, k, v, of_q, of_k, most_q, most_k, window_size):
     """What torch's varlen_attn computes, written as the definition: q, k and v (tokens, H, D)."""
     assert of_q is of_k and of_q.dtype == torch.int32 and most_q == most_k == of_q.diff().max() and window_size[1] == 0
@@ -220,24 +223,49 @@ def attention_by_document(q, k, v, of_q, of_k, most_q, most_k, window_size):
     return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("keys", [{}, {"n_kv_head": 1}, {"window": "3"}], ids=["plain", "grouped", "window"])
-def test_one_call_of_flash_attention_reads_each_document_alone(keys, monkeypatch):
-    sizes = dict(n_layer=2, n_embd=16, n_head=2, vocab_size=32, block_size=12)
-    model = off_its_start(GPTConfig(**sizes, **keys, gate="elementwise"))
-    idx = torch.randint(32, (2, 12))
-    document = torch.tensor([[0, 0, 0, 0, 0, 5, 6, 6, 6, 6, 6, 6], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]])
-    expected = model(idx, document=document)
-    monkeypatch.setattr("ops.layers.takes_documents", lambda q: True)
+@pytest.mark.parametrize("window", [None, 3])
+def test_one_call_of_flash_attention_reads_each_document_alone(window, monkeypatch):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention_by_document)
-    torch.testing.assert_close(model(idx, document=document), expected, rtol=1e-12, atol=1e-12)
+    q, k, v = torch.randn(3, 2, 12, 4, 8, dtype=torch.float64)
+    o = layers.flash_attention_of_documents(q, k, v, DOCUMENTS, window)
+    for begin, end, row in ((0, 5, 0), (5, 6, 0), (6, 12, 0), (0, 12, 1)):
+        one = [x[row, begin:end].transpose(0, 1) for x in (q, k, v)]
+        i = torch.arange(end - begin)
+        sees = (i[:, None] >= i) & (i[:, None] - i < (window or 12))
+        expected = F.scaled_dot_product_attention(*one, attn_mask=sees).transpose(0, 1)
+        torch.testing.assert_close(o[row, begin:end], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_torch_takes_what_flash_attention_is_called_with():
     """On the device meta, which computes shapes."""
     q = torch.empty(2, 12, 4, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
     k = torch.empty(2, 12, 2, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    document = Documents(torch.tensor([[0] * 5 + [5] + [6] * 6, [0] * 12]))
-    o = layers.attention_of_documents(q, k, k, document, window=3)
+    o = layers.attention_of_documents(q, k, k, DOCUMENTS, window=3)
     assert o.shape == q.shape and o.dtype == q.dtype
     dq, dk = torch.autograd.grad(o.sum(), (q, k))
     assert dq.shape == q.shape and dk.shape == k.shape
+
+
+@pytest.mark.parametrize("T", [12, 600])
+def test_attention_that_trains_in_blocks_reads_each_document_alone(T):
+    """In bfloat16 on a CPU; the definition is a call for each document. 600 tokens are three blocks of keys."""
+    cuts = [[0, T // 3, T // 3 + 1, T // 2], [0]]
+    places = torch.zeros(2, T, dtype=torch.long)
+    for row, begins in enumerate(cuts):
+        for begin in begins:
+            places[row, begin:] = begin
+    q, k, v, do = 3 * torch.randn(4, 2, T, 4, 16)
+    inputs = [x.bfloat16().requires_grad_() for x in (q, k, v)]
+    assert layers.takes_documents(inputs[0], None)
+    o = layers.attention_of_documents(*inputs, Documents(places), None)
+    gradients = torch.autograd.grad(o, inputs, do.bfloat16())
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    outputs = []
+    for row, begins in enumerate(cuts):
+        for begin, end in zip(begins, [*begins[1:], T], strict=True):
+            one = [x[row, begin:end].transpose(0, 1) for x in exact]
+            outputs.append(F.scaled_dot_product_attention(*one, is_causal=True).transpose(0, 1))
+    expected = torch.cat(outputs).view_as(q)
+    of_exact = torch.autograd.grad(expected, exact, do.double())
+    for found, right in zip((o, *gradients), (expected, *of_exact), strict=True):
+        assert (found - right).norm() < 0.02 * right.norm()
