@@ -199,13 +199,20 @@ def flash_attention_of_documents(
     """The same on a GPU, with as many heads of k and v as of q."""
     from torch.nn.attention import varlen  # brings the compiler, which takes a second
 
-    rows = [x.flatten(0, 1) for x in (q, k, v)]  # (B T, H, D), all documents end to end
     bounds = document.bounds(1)
     longest = max(document.lengths)
     before = -1 if window is None else window - 1
-    sees = (before, 0)  # so many keys before a query, -1 for all, and none behind it
-    o = varlen.varlen_attn(*rows, bounds, bounds, longest, longest, window_size=sees)
-    return o.view_as(q)
+    o = varlen.varlen_attn(
+        q.flatten(0, 1),  # (B T, H, D), all documents end to end
+        k.flatten(0, 1),
+        v.flatten(0, 1),
+        bounds,
+        bounds,
+        longest,
+        longest,
+        window_size=(before, 0),  # so many keys before a query, -1 for all, and none behind it
+    )
+    return o.view(q.shape)  # type: ignore
 
 
 def attention(q, k, v, mask, scale: float | None = None) -> Tensor:
