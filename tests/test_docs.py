@@ -146,7 +146,8 @@ def make(file):
 
 def run_script(script, words):
     """Runs a script in this process, small, with the runs that its words name made before."""
-    paths = [path for word in words if word[:5] != "--out" for path in re.findall(r"out/[\w./]+", word)]
+    read = [word for word in words if not word.startswith(("--out", "--to_hf"))]
+    paths = [path for word in read for path in re.findall(r"out/[\w./]+", word)]
     paths += [f"{word}/meters.json" for word in words if "--html=true" in words and word[0] != "-"]
     for path in map(Path, paths):
         make(path if path.suffix in (".pt", ".json", ".gguf") else path / "ckpt.pt")
