@@ -104,7 +104,7 @@ def parse_gate(text: str) -> LayerGate:
         if terms == ["none"] or (term == "native" and terms.count("native") == 1):
             continue
         name, _, position = (term if "@" in term else f"{term}@readout").partition("@")
-        check_choice(f"gate={text!r}: granularity", name, ("none", "native", *GRANULARITIES))
+        check_choice("gate", name, ("none", "native", *GRANULARITIES))
         if name not in GRANULARITIES or position in positions:
             raise UserError(
                 f"gate={text!r}: {term!r} is one too many: a position has one gate, and none stands alone"

@@ -88,7 +88,9 @@ def how_to_prepare(folder: Path | str) -> str:
     """Which script to run: that in data/ whose name is most like the folder's."""
     names = [script.parent.name for script in DATA.glob("*/prepare.py")]
     near = difflib.get_close_matches(Path(folder).name, names, 1, 0.8)
-    name = near[0] if near else "<name>"
+    if not near:
+        return "the docstring of your config names the script in data/ that makes it, and its keys"
+    name = near[0]
     advice = f"run python data/{name}/prepare.py, with the keys that your config's docstring names"
     if Path(folder).parent == Path():  # a bare name, as nanoGPT has it
         advice += f", and say dataset=data/{name}"

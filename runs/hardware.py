@@ -341,7 +341,7 @@ class Processes(contextlib.AbstractContextManager):
             status = 1
             minutes = MOST_WAIT.total_seconds() / 60
             print(
-                f"error: rank {self.rank} has lost the others: one of them has ended, and has "
+                f"error: rank {self.rank} has lost the others: one of them was killed, has ended and "
                 f"printed why, or has not answered for {minutes:g} minutes",
                 file=sys.stderr,
             )

@@ -288,7 +288,7 @@ SLIPS = {  # wrong words: which scripts, and what they say
     "--no_such=1": (set(GOOD) - {"hub/harness.py"}, "error: unknown key 'no_such'"),
     "--device=tpu": ({"train.py", "sample.py", "evaluate.py", "meters.py", "bench.py"}, "error: device="),
     "--seed=x": ({"train.py", "sample.py"}, "error: seed="),
-    "--dataset=none": ({"train.py", "evaluate.py", "meters.py"}, "error: none/meta.json: no such file; run python"),
+    "--dataset=none": ({"train.py", "evaluate.py", "meters.py"}, "error: none/meta.json: no such file; the docstring"),
     "--checkpoint=b": ({"sample.py", "evaluate.py", "meters.py", "hub/export.py"}, "error: b: no such checkpoint"),
     "--init_from=b": ({"train.py"}, "error: b: no such checkpoint"),
     "none.py": ({"train.py", "sample.py", "evaluate.py", "experiment.py"}, "error: none.py: no such file"),
@@ -318,6 +318,10 @@ def test_data_that_are_missing_are_a_line_that_names_the_script(tmp_path):
     assert "; run python data/mqar/prepare.py, with the keys that your config's docstring names" in message
     message = Helpers.error_of(Helpers.train, "shakespeare_char", tmp_path / "out")
     assert message.rstrip().endswith(", and say dataset=data/shakespeare_char")
+    message = Helpers.error_of(Helpers.train, "data/fineweb_edu", tmp_path / "out")
+    assert message.rstrip().endswith(
+        "; the docstring of your config names the script in data/ that makes it, and its keys"
+    )
 
 
 SCRIPTS = [file for pattern in ("[!.]*.py", "data/*/prepare.py") for file in ROOT.glob(pattern)]

@@ -18,6 +18,12 @@ def test_a_page_is_what_its_rows_give(name):
     assert pages.MARK.search(TEXT[name])
 
 
+def test_no_line_begins_with_a_number_of_the_rows():
+    """A line that begins with a comment is HTML for Markdown: what follows on it would not be read."""
+    for name, text in TEXT.items():
+        assert not re.search(r"^\s*<!-- (mean|claim|verdict|minutes): ", text, re.M), name
+
+
 def test_no_other_decimals_stand_in_the_prose_of_results():
     """One behind the point may be a size, a rate or a word's; two or more are measured, and so is an interval."""
     _, front = TEXT["README.md"].split("## The result\n")
