@@ -11,7 +11,14 @@ WARPS = 16 if torch.version.hip else 32  # of one program
 
 
 @triton.jit
-def softmax_of_rows(logits, log_sums, stride, V, is_written: tl.constexpr, BLOCK: tl.constexpr):
+def softmax_of_rows(
+    logits,
+    log_sums,
+    stride,
+    V: tl.constexpr,
+    is_written: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One program a row: its log-sum-exp and, if is_written, its softmax in place of the logits."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride

@@ -66,8 +66,8 @@ def test_it_compiles_for_an_h100_and_holds_its_row_in_registers():
     from ops import softmax_kernel as kernel
 
     for logits in ("*bf16", "*fp16", "*fp32"):
-        signature = dict(logits=logits, log_sums="*fp32", stride="i32", V="i32")
+        signature = dict(logits=logits, log_sums="*fp32", stride="i32", V="constexpr")
         signature |= dict(is_written="constexpr", BLOCK="constexpr")
-        source = ASTSource(kernel.softmax_of_rows, signature, {(4,): True, (5,): kernel.MOST})
+        source = ASTSource(kernel.softmax_of_rows, signature, {(3,): 50_304, (4,): True, (5,): kernel.MOST})
         compiled = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": kernel.WARPS})
         assert ".local" not in compiled.asm["ptx"]
