@@ -276,8 +276,6 @@ class Mixer(nn.Module):
             options["initial_state"] = state["S"]
         if erase is not None:  # kernels.fla has no such argument
             options["erase"] = erase
-        if p.document is not None:
-            options["first"] = p.document.first_steps(self.sub_tokens)
         uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta, erase)
         if p.levels is not None:
             form = levels.chunked
@@ -289,11 +287,14 @@ class Mixer(nn.Module):
         elif uses_fla:
             form = kernels.fla
             self.form = "fla's kernels"
-            if options.pop("first", None) is not None:
-                options["bounds"] = p.document.bounds(self.sub_tokens)
         else:
             form = recurrence.chunked
             self.form = "plain PyTorch, chunk by chunk"
+        if p.document is not None:
+            if form is kernels.fla:
+                options["bounds"] = p.document.bounds(self.sub_tokens)
+            else:
+                options["first"] = p.document.first_steps(self.sub_tokens)
         o, final = form(q, k, v, **options)
         if state is not None:
             state["S"] = final

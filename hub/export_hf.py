@@ -30,8 +30,15 @@ CLASSES = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
 }
 # keys of how a model is made or trained; the shapes of the weights say the width of its MLP
-OF_TRAINING = {"init", "out_init_scale", "dropout", "rope_restarts", "kernels"}
-NOT_COMPARED = OF_TRAINING | {"match_params", "mlp_ratio"}
+NOT_COMPARED = {
+    "init",
+    "out_init_scale",
+    "dropout",
+    "kernels",
+    "match_params",
+    "mlp_ratio",
+    "rope_restarts",
+}
 
 
 def write_folder(path: str, folder: str, family: str | None, overwrite: bool) -> str:

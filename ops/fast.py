@@ -469,7 +469,8 @@ class CausalAttention(Function):
             alone = [
                 document.split(x.transpose(1, 2)) for x in (q, k, v)
             ]  # (documents, length, H, D)
-            outputs, sums = [], []
+            outputs = []
+            sums = []
             for of_length in zip(*alone, strict=True):
                 rows = [x.transpose(1, 2) for x in of_length]
                 o, log_sums = kernel(*rows, is_causal=True, scale=scale)

@@ -153,15 +153,20 @@ def for_all_heads(x: Tensor, n_head: int) -> Tensor:
     return x if x.shape[1] == n_head else x.repeat_interleave(n_head // x.shape[1], dim=1)
 
 
+def takes_flash(q: Tensor) -> bool:
+    """Whether FlashAttention takes q, (..., D): half precision on a GPU, not one before Ampere, and
+    heads up to 256 wide."""
+    is_flash = q.is_cuda and q.itemsize == 2 and q.shape[-1] <= 256
+    return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
+
+
 def takes_groups(q: Tensor, mask: Tensor | None) -> bool:
     """Whether torch's kernel takes fewer heads of k and v than of q. If not, asking for it makes
     the (T, T) weights."""
     if not q.is_cuda:
         return q.is_cpu
-    # FlashAttention does, and none of the kernels that take masks, float32, wider heads or GPUs
-    # before Ampere
-    is_flash = mask is None and q.itemsize == 2 and q.shape[-1] <= 256
-    return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
+    # FlashAttention does, and none of the other kernels, which take masks
+    return mask is None and takes_flash(q)
 
 
 def trains_in_blocks(q: Tensor) -> bool:
@@ -173,11 +178,11 @@ def trains_in_blocks(q: Tensor) -> bool:
 
 def takes_documents(q: Tensor, window: int | None) -> bool:
     """Whether attention_of_documents computes attention of q (B, T, H, D): what trains in blocks on
-    a CPU, and what torch's FlashAttention takes on a GPU. If not, documents are read one by one."""
+    a CPU, and what torch's FlashAttention takes on a GPU. If not, `read` is called for those of
+    each length."""
     if q.is_cpu:
         return trains_in_blocks(q) and window is None
-    is_flash = q.is_cuda and q.itemsize == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    return is_flash and torch.cuda.get_device_properties(q.device).major >= 8
+    return takes_flash(q) and q.shape[-1] % 8 == 0
 
 
 def attention_of_documents(
