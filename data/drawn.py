@@ -30,8 +30,8 @@ def random_bits(task: str, length: int, key: str, first: int, n: int) -> np.ndar
     """(n, length): the 32 random bits of each token of these rows."""
     counters = -(-length // 4)  # of a row: length / 4, rounded up
     digest = hashlib.sha256(f"{task} {length} {key}".encode()).digest()
-    philox_key = int.from_bytes(digest[:16], "little")
-    philox = np.random.Philox(key=philox_key, counter=first * counters)
+    seed = int.from_bytes(digest[:16], "little")
+    philox = np.random.Philox(key=seed, counter=first * counters)
     bits = philox.random_raw(4 * counters * n) >> np.uint64(32)
     return bits.reshape(n, 4 * counters)[:, :length]
 
@@ -169,16 +169,14 @@ REGRESSION_IDS = 1 + 2 * X_LEVELS + 2 * LARGEST_Y + 1  # with 0; those of x1, th
 def regression(bits):
     """Rows x1 x2 y x1 x2 y ... where y = w1 x1 + w2 x2, with weights of its own for each row. The
     label of an x2 is the y behind it. The bits of a row's first y choose the two weights."""
-    n, T = bits.shape
-    examples = -(-T // 3)
-    padded = np.zeros((n, 3 * examples), np.uint64)
-    padded[:, :T] = bits
-    x1 = 1 + below(padded[:, 0::3], X_LEVELS)  # (n, examples)
-    x2 = 1 + below(padded[:, 1::3], X_LEVELS)
-    pair = below(padded[:, 2:3], WEIGHTS**2)  # (n, 1)
+    T = bits.shape[1]
+    bits = np.pad(bits, ((0, 0), (0, -T % 3)))  # to whole examples
+    x1 = 1 + below(bits[:, 0::3], X_LEVELS)  # (n, examples)
+    x2 = 1 + below(bits[:, 1::3], X_LEVELS)
+    pair = below(bits[:, 2:3], WEIGHTS**2)  # (n, 1)
     w1 = pair // WEIGHTS - WEIGHTS // 2
     w2 = pair % WEIGHTS - WEIGHTS // 2
-    tokens = np.zeros((n, 3 * examples), np.int64)
+    tokens = np.zeros(bits.shape, np.int64)
     tokens[:, 0::3] = x1
     tokens[:, 1::3] = X_LEVELS + x2
     tokens[:, 2::3] = 1 + 2 * X_LEVELS + LARGEST_Y + w1 * x1 + w2 * x2

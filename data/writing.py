@@ -159,8 +159,7 @@ def write_stream(
             documents = iter(texts)
             if split in progress:
                 writer.go_on(progress[split], documents)
-            before = len(writer.offsets) - 1
-            with bar(split, total, before) as shown:
+            with bar(split, total, writer.facts["documents"]) as shown:
                 for text, ids in encoded(documents, tokenizer, threads):
                     if writer.add(text, ids, count_words(text)):
                         save_progress(folder, made, writers)
@@ -218,12 +217,13 @@ class TextSplit:
     def __init__(self, folder: Path, split: str, vocab_size: int, shard_tokens: int):
         self.folder = folder
         self.split = split
+        self.dtype = dtype_of(vocab_size)
+        self.shard_tokens = shard_tokens
         counts = dict.fromkeys(("documents", "words", "bytes", "tokens"), 0)
         self.facts: dict[str, Any] = {**counts, "document_offsets": {}, "shards": []}
         self.checksum = 0  # of the text
         self.offsets = array("q", [0])  # where the documents begin, then the length of the split
-        self.room = np.empty(shard_tokens, dtype_of(vocab_size))
-        self.waiting = 0  # tokens at the start of room, which no shard has yet
+        self.waiting = array(self.dtype.char)  # tokens that no shard has yet
 
     def add(self, text: str, ids: np.ndarray, words: int) -> bool:
         """Adds a document, and writes what shards it fills. Returns whether it did."""
@@ -234,21 +234,17 @@ class TextSplit:
         self.facts["bytes"] += len(content)
         self.facts["tokens"] += len(ids)
         self.offsets.append(self.facts["tokens"])
-        n_shards = len(self.facts["shards"])
-        while len(ids):
-            part = ids[: len(self.room) - self.waiting]
-            self.room[self.waiting : self.waiting + len(part)] = part
-            self.waiting += len(part)
-            ids = ids[len(part) :]
-            if self.waiting == len(self.room):
-                self.save()
-        return len(self.facts["shards"]) > n_shards
+        self.waiting.frombytes(ids.astype(self.dtype).tobytes())
+        fills = len(self.waiting) >= self.shard_tokens
+        while len(self.waiting) >= self.shard_tokens:
+            self.save()
+        return fills
 
     def save(self) -> None:
-        """Writes the tokens that wait as a shard."""
-        tokens = self.room[: self.waiting]
+        """Writes a shard of the tokens that wait."""
+        tokens = np.array(self.waiting[: self.shard_tokens])
+        del self.waiting[: self.shard_tokens]
         save_shard(self.folder, self.split, self.facts["shards"], tokens, tokens=len(tokens))
-        self.waiting = 0
 
     def finish(self) -> None:
         """Writes the last shard and the borders of the documents. Raises UserError for a split
@@ -260,18 +256,15 @@ class TextSplit:
                 f"the {self.split} split would hold only white space; name more, or raise "
                 "val_fraction"
             )
-        borders = np.array(self.offsets, np.int64)
         file = self.folder / f"{self.split}_documents.npy"
-        self.facts["document_offsets"] = save(file, borders)
-        self.room = self.room[:0].copy()  # the memory is for the next split
+        self.facts["document_offsets"] = save(file, np.array(self.offsets))
 
     def go_on(self, state: dict, texts: Iterator[str]) -> None:
         """Takes up what a call before has saved, and reads over its documents. Raises UserError
         where those are others now."""
         self.facts = state["facts"]
         self.offsets = array("q", state["offsets"].tobytes())
-        self.waiting = len(state["waiting"])
-        self.room[: self.waiting] = state["waiting"]
+        self.waiting.frombytes(state["waiting"].tobytes())
         done = self.facts["documents"]
         with bar(f"{self.split}, read again", done) as shown:
             for text in itertools.islice(texts, done):
@@ -290,7 +283,7 @@ def save_progress(folder: Path, made: str, writers: list[TextSplit]) -> None:
     facts = {}
     for writer in writers:
         arrays[f"{writer.split}_offsets"] = np.array(writer.offsets)
-        arrays[f"{writer.split}_waiting"] = writer.room[: writer.waiting]
+        arrays[f"{writer.split}_waiting"] = np.array(writer.waiting)
         facts[writer.split] = {"facts": writer.facts, "checksum": writer.checksum}
     text = json.dumps({"made": made, "splits": facts})
     files.write_whole(folder / PROGRESS, lambda file: np.savez(file, text=text, **arrays))
@@ -324,42 +317,37 @@ def write_examples(
     config: Output,
     generator: str,
     version: int,
-    splits: dict[str, Iterable[tuple]],
+    splits: dict[str, Any],
     *,
     name: str,
     vocab_size: int,
     tokenizer: str | None = None,
     kinds: dict[str, list[int]] | None = None,
-    drawn_rows: dict | None = None,
     **more,
 ) -> None:
     """Claims the folder, as `claim` does, and writes separate examples. Raises UserError.
 
     splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts for meta.json) each,
-    where facts["slice"] is a name such as "64/4". tokenizer: what the ids mean; None: the name.
-    kinds: {name: ids}, queries that meters.py measures apart. drawn_rows: how the rows of training
-    are drawn (DRAWN_SPLIT of data/meta.py), if they are; `splits` then has no "train".
+    where facts["slice"] is a name such as "64/4". Where the rows of training are drawn, "train" has
+    a dict in place of slices, which says how (DRAWN_SPLIT of data/meta.py). tokenizer: what the ids
+    mean; None: the name. kinds: {name: ids}, queries that meters.py measures apart.
     """
     out_dir, about = claim(config, generator, version, **more)
     about |= {"name": name, "tokenizer": tokenizer or name, "vocab_size": vocab_size}
     if kinds:
         about["kinds"] = kinds
+    kind = "drawn" if isinstance(splits["train"], dict) else "examples"
     written: dict = {}
-    if drawn_rows:
-        written["train"] = {"drawn": drawn_rows, "shards": []}
-    kind = "drawn" if drawn_rows else "examples"
     with new_data_set(out_dir, kind=kind, splits=written, **about) as (folder, _):
         for split, slices in splits.items():
-            written[split] = write_rows_split(folder, split, slices, vocab_size)
+            if isinstance(slices, dict):
+                written[split] = {"drawn": slices, "shards": []}
+            else:
+                written[split] = write_rows_split(folder, split, slices, vocab_size)
 
 
 def write_drawn(
-    config: Any,
-    generator: str,
-    version: int,
-    task: str,
-    val: list[tuple],
-    tokenizer: str | None = None,
+    config: Any, generator: str, task: str, val: list[tuple], tokenizer: str | None = None
 ) -> None:
     """Writes a data set of a task of data/drawn.py, whose rows of training are drawn anew for every
     step. val: (tokens, labels), each (N, T), of each slice of validation; rows of training are as
@@ -368,15 +356,15 @@ def write_drawn(
     for tokens, labels in val:
         slices.append((np.stack([tokens, labels], axis=1), {"slice": str(tokens.shape[1])}))
     length = val[0][0].shape[1]
+    how = {"task": task, "length": length, "seed": config.seed, "version": drawn.VERSION}
     write_examples(
         config,
         generator,
-        version,
-        {"val": slices},
+        drawn.VERSION,
+        {"train": how, "val": slices},
         name=task,
         tokenizer=tokenizer,
         vocab_size=drawn.TASKS[task][2],
-        drawn_rows={"task": task, "length": length, "seed": config.seed, "version": version},
     )
 
 

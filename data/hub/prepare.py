@@ -19,7 +19,6 @@ are held out wait in a file without a name in out_dir. The bar has a total for p
 jsonl in a folder, whose rows are counted before.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -64,9 +63,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional="name", program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional="name")
     if len(config.name) != 1:
         raise UserError("name one data set of the hub, or a folder with a copy")
     train = Split(config, config.split)
@@ -75,7 +72,8 @@ def main(argv):
         rows = Split(config, config.val_split)
         totals["val"] = rows.count()
     out_dir, about = claim(config, GENERATOR, VERSION)
-    with HeldOut(out_dir) as held_out:  # is filled while the documents of training are written
+    with tempfile.TemporaryFile("w+", encoding="utf-8", dir=out_dir) as file:
+        held_out = HeldOut(file)  # is filled while the documents of training are written
         val = held_out if config.val_split is None else texts_of(config, rows)
         write_stream(
             out_dir,
@@ -88,15 +86,12 @@ def main(argv):
         )
 
 
-class HeldOut(contextlib.AbstractContextManager):
-    """Texts that wait on the disk, since those of a large data set would fill the memory."""
+class HeldOut:
+    """Texts that wait in a file, since those of a large data set would fill the memory."""
 
-    def __init__(self, folder):
-        self.file = tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder)
+    def __init__(self, file):
+        self.file = file
         self.n = 0
-
-    def __exit__(self, *error):
-        self.file.close()
 
     def append(self, text):
         self.file.write(f"{json.dumps(text)}\n")
@@ -140,8 +135,14 @@ class Split:
         self.parquet = [str(file) for file in files if str(file).endswith(".parquet")]
 
     def __iter__(self):
-        for table in self.tables_of_parquet() if self.parquet else self.rows.iter(AT_ONCE):
+        for table in self.tables():
             yield from table[self.config.column].to_pylist()
+
+    def tables(self):
+        if not self.parquet:
+            yield from self.rows.iter(AT_ONCE)
+        for file in self.open_parquet():
+            yield from file.iter_batches(AT_ONCE, columns=[self.config.column])
 
     def open_parquet(self):
         """Yields each file. `datasets` would read them ahead, gigabytes of them."""
@@ -152,10 +153,6 @@ class Split:
             with fsspec.open(name, "rb") as file:
                 yield pyarrow.parquet.ParquetFile(file, pre_buffer=False)
 
-    def tables_of_parquet(self):
-        for file in self.open_parquet():
-            yield from file.iter_batches(AT_ONCE, columns=[self.config.column])
-
     def count(self):
         """The number of rows, at most `documents`: of parquet as the files say; those of a folder
         are counted; or None."""
@@ -164,7 +161,7 @@ class Split:
             if self.parquet:
                 n = sum(file.metadata.num_rows for file in self.open_parquet())
             elif os.path.isdir(self.config.name[0]):
-                n = sum(table.num_rows for table in self.rows.iter(AT_ONCE))
+                n = sum(table.num_rows for table in self.tables())
         return n if self.config.documents is None else min(n or math.inf, self.config.documents)
 
 

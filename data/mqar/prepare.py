@@ -59,9 +59,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     splits = generate_splits(config)
     write_examples(config, GENERATOR, VERSION, splits, name="mqar", vocab_size=config.vocab_size)
 

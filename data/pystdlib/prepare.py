@@ -59,9 +59,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     write_sources(config, GENERATOR, VERSION, read_sources(), "byte")
 
 

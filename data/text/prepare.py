@@ -48,9 +48,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional="paths", program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional="paths")
     sizes = find_files(config.paths, config.ext)
     out_dir, about = claim(config, GENERATOR, VERSION, errors="stop")
     if len(sizes) == 1 and not config.val:

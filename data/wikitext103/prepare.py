@@ -56,9 +56,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     name = "wikitext103"
     if config.version == "raw":
         name += "-raw"
