@@ -338,6 +338,8 @@ ARITHMETIC = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
 }
 ALLOWED = (
     "allowed are lines `name = value`, where a value is a number, string, True, False, None, "
@@ -395,10 +397,9 @@ def _evaluate(node, names):
             items = [_evaluate(item, names) for item in node.elts]
             return items if isinstance(node, ast.List) else tuple(items)
         case ast.Dict() if all(isinstance(name, ast.Constant) for name in node.keys):
-            pairs = zip(node.keys, node.values, strict=True)
-            return refuse_twice(
-                (_evaluate(name, names), _evaluate(value, names)) for name, value in pairs
-            )
+            keys = [_evaluate(name, names) for name in node.keys]
+            values = [_evaluate(value, names) for value in node.values]
+            return refuse_twice(zip(keys, values, strict=True))
         case ast.Name(id=name):
             if name not in names:
                 near = did_you_mean(name, [*names, "True", "False", "None"])
@@ -406,14 +407,12 @@ def _evaluate(node, names):
                     f"{show(name)} is not assigned above{near}; a string is written in quotes"
                 )
             return names[name]
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-            sign = -1 if isinstance(node.op, ast.USub) else 1
-            return _evaluate(ast.BinOp(ast.Constant(sign), ast.Mult(), node.operand), names)
-        case ast.BinOp() if type(node.op) in ARITHMETIC:
-            left, right = _evaluate(node.left, names), _evaluate(node.right, names)
-            if not {type(left), type(right)} <= {int, float}:
+        case ast.UnaryOp() | ast.BinOp() if type(node.op) in ARITHMETIC:
+            parts = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+            numbers = [_evaluate(part, names) for part in parts]
+            if not set(map(type, numbers)) <= {int, float}:
                 raise ValueError("arithmetic is between numbers")
-            result = ARITHMETIC[type(node.op)](left, right)
+            result = ARITHMETIC[type(node.op)](*numbers)
             float(result)  # OverflowError: a product of products would take hours, and all memory
             return result
     raise ValueError(ALLOWED)

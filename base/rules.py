@@ -72,13 +72,9 @@ class Rule:
         at."""
         if value is None:
             return self.optional
-        # true is no number, and an int of a thousand digits is no float
-        is_kind = (
-            type(value) is self.kind
-            or self.kind is float
-            and type(value) is int
-            and abs(value) < 1 << 63
-        )
+        is_kind = type(value) is self.kind  # true is no number
+        if self.kind is float and type(value) is int:
+            is_kind = abs(value) < 1 << 63  # an int of a thousand digits is no float
         if not is_kind or self.choices and value not in self.choices:
             return False
         size = len(value) if isinstance(value, str | list | dict) else value

@@ -296,7 +296,7 @@ class Dataset:
         raise NotImplementedError
 
     def _packed(self, split, places, block_size):
-        """The places of an evaluation's rows, of those of its examples."""
+        """What an evaluation reads as one row each: these places, or packed rows of them."""
         return places
 
     def _places_of_slices(self, split, block_size, stride):
@@ -308,7 +308,8 @@ def collate(
     examples: list[tuple], length: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Examples of (inputs, targets), or (inputs, targets, document) -> (B, T) tensors, document None
-    where they have none; T is at least `length`; padding has no target, and is a document."""
+    where they have none. T is at least `length`. Padding has no targets, and is a document of its
+    own."""
     length = max(length, *(len(example[0]) for example in examples))
     batch = np.zeros((len(examples[0]), len(examples), length), np.int64)
     batch[1] = IGNORE
@@ -321,8 +322,9 @@ def collate(
 
 
 def best_fit(lengths: np.ndarray, size: int) -> list[list[int]]:
-    """Rows of at most `size`, as numbers of the lengths in each: from the longest on, each goes to
-    the row where it leaves the least room, or begins a row."""
+    """Packs pieces of these lengths into rows of at most `size`, and returns the numbers of the
+    pieces in each row. From the longest on, each goes to the row where it leaves the least room,
+    or begins a row."""
     n = len(lengths)
     rows: list[list[int]] = [[] for _ in range(n)]
     with_room: list[list[int]] = [[] for _ in range(size + 1)]  # numbers of rows, by their room

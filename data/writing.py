@@ -9,8 +9,8 @@ Writing a data set. A prepare script claims its folder, and writes a stream; or 
 
 The new files replace those of the old data set when all of them are complete: a script that fails
 leaves the old one as it was. A script that is killed while they take their places leaves a folder
-that is refused. A stream whose script was stopped, also by kill -9, is gone on with by the same
-command, behind its last whole shard. data/meta.py describes the files.
+that is refused. Where a script that writes a stream was stopped, also by kill -9, the same command
+goes on behind the last whole shard. data/meta.py describes the files.
 """
 
 import collections
@@ -58,8 +58,9 @@ class Output:
 
 def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, dict]:
     """
-    Marks the folder as a data set. Returns its Path, and how a script, the generator, makes the
-    data, for meta.json: parameters are the keys that decide which data it makes, and `more`.
+    Marks the folder as a data set. Returns its Path and, for meta.json, how the script, which is
+    the generator, makes the data: "parameters" has the keys that decide which data it makes, and
+    `more`.
 
     Raises UserError, unless overwrite, where the folder holds another data set or something else.
     The folder of a script under data/ needs no mark.

@@ -13,8 +13,8 @@ A row that is not empty is a document. It ends with a line end, which is added w
 none. Without val_split the sha256 of a text decides whether it is held out for validation: no copy
 of it is on the other side.
 
-The data are the same for any number of threads. A call that was stopped is gone on with by the same
-one, which reads the rows before again, over the network, too; it does not encode them. Texts that
+The data are the same for any number of threads. Where a call was stopped, the same call goes on: it
+reads the rows before again, over the network, too, but does not encode them. Texts that
 are held out wait in a file without a name in out_dir. The bar has a total for parquet, and for
 jsonl in a folder, whose rows are counted before.
 """

@@ -11,8 +11,8 @@ validation. Files are taken in the order of their paths, once each; blank ones, 
 folders, are left out, and those of --val are not trained on.
 
 Files are read twice, one at a time: the sizes decide the split. A file is a document, which must fit
-in memory. A call that was stopped is gone on with by the same one. The data are the same for any
-number of threads.
+in memory. Where a call was stopped, the same call goes on. The data are the same for any number of
+threads.
 """
 
 import glob
