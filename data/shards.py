@@ -271,8 +271,8 @@ class Dataset:
             places = self._packed(split, places, block_size)
             for i in range(0, len(places), batch_size):
                 batches.append((name, places[i : i + batch_size]))
-        is_of_windows = self.kind == "stream" and not self.mask_documents
-        length = block_size if is_of_windows else 0  # the last window of a text may be shorter
+        # the last window of a text may be shorter, and is padded
+        length = block_size if self.kind == "stream" and not self.mask_documents else 0
         n_batches = len(batches)
         name, places = batches[-1]
         batches += [(name, places[:1])] * (-n_batches % world_size)
@@ -527,12 +527,10 @@ class Rows(Dataset):
         return tokens, targets_of(labels)
 
     def _places_of_slices(self, split, block_size, stride):
+        entries = self.facts(split)["shards"]
         places = collections.defaultdict(list)
-        start = 0
-        for entry in self.facts(split)["shards"]:
-            stop = start + entry["rows"]
-            places[entry["slice"]].extend(range(start, stop))
-            start = stop
+        for entry, start in zip(entries, self.shards[split].starts, strict=False):
+            places[entry["slice"]].extend(range(start, start + entry["rows"]))
         return {name: np.array(of_slice) for name, of_slice in places.items()}
 
 

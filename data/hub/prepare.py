@@ -68,16 +68,16 @@ def main(argv):
         raise UserError("name one data set of the hub, or a folder with a copy")
     train = Split(config, config.split)
     totals = {"train": train.count()}
+    val = None
     if config.val_split is not None:
-        rows = Split(config, config.val_split)
-        totals["val"] = rows.count()
+        val = Split(config, config.val_split)
+        totals["val"] = val.count()
     out_dir, about = claim(config, GENERATOR, VERSION)
     with tempfile.TemporaryFile("w+", encoding="utf-8", dir=out_dir) as file:
         held_out = HeldOut(file)  # is filled while the documents of training are written
-        val = held_out if config.val_split is None else texts_of(config, rows)
         write_stream(
             out_dir,
-            {"train": training_texts(config, train, held_out.append), "val": val},
+            {"train": training_texts(config, train, held_out.append), "val": val or held_out},
             name=Path(config.name[0]).resolve().name,
             tokenizer=choose_tokenizer(config.tokenizer, training_texts(config, train)),
             threads=config.threads,
@@ -112,8 +112,8 @@ def failure(config, what):
 
 
 class Split:
-    """The column of a split that holds the text: its values, row by row, as often as one iterates.
-    Raises UserError where there is none."""
+    """The documents of a split, as str, as often as one iterates. Raises UserError where the data
+    set has no such split or column."""
 
     def __init__(self, config, split):
         with one_line("pip install datasets", ImportError):
@@ -124,19 +124,25 @@ class Split:
                 config.name[0], config.config, revision=config.revision
             )
             found = builder.as_streaming_dataset()
-            configurator.check_choice("split", split, tuple(found))
+            configurator.check_choice("split", split, found)
             rows = found[split]
             # jsonl has no names, only rows
             columns = rows.column_names or next(iter(rows), {})
-            configurator.check_choice("column", config.column, tuple(columns))
+            configurator.check_choice("column", config.column, columns)
         # no other column is decoded: a picture there may be damaged
         self.rows = rows.select_columns([config.column]).with_format("arrow")
         files = (builder.config.data_files or {}).get(split, [])
         self.parquet = [str(file) for file in files if str(file).endswith(".parquet")]
 
     def __iter__(self):
-        for table in self.tables():
-            yield from table[self.config.column].to_pylist()
+        column = self.config.column
+        with failure(self.config, "read"):
+            values = itertools.chain.from_iterable(t[column].to_pylist() for t in self.tables())
+            for text in itertools.islice(filter(None, values), self.config.documents):
+                if not isinstance(text, str):
+                    what = type(text).__name__
+                    raise UserError(f"column={column}: holds {what}, which is no text")
+                yield text if text.endswith("\n") else f"{text}\n"
 
     def tables(self):
         if not self.parquet:
@@ -165,20 +171,10 @@ class Split:
         return n if self.config.documents is None else min(n or math.inf, self.config.documents)
 
 
-def texts_of(config, rows):
-    """Yields the documents of a split as str."""
-    with failure(config, "read"):
-        for text in itertools.islice(filter(None, rows), config.documents):
-            if not isinstance(text, str):
-                what = type(text).__name__
-                raise UserError(f"column={config.column}: holds {what}, which is no text")
-            yield text if text.endswith("\n") else f"{text}\n"
-
-
 def training_texts(config, rows, hold_out=lambda text: None):
     """Yields the documents of the split of training. Without val_split some are for validation, and
     are given to `hold_out` instead."""
-    for text in texts_of(config, rows):
+    for text in rows:
         place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
         if config.val_split is None and place < config.val_fraction:
             hold_out(text)
