@@ -296,8 +296,8 @@ def find_files(config_class: type, values: dict) -> None:
     """Raises UserError where a file that a key names is not there."""
     for field in dataclasses.fields(config_class):
         find = field.metadata.get("find")
-        # a run that starts from a checkpoint takes keys that are not given from there, and an
-        # import needs none
+        # a run that starts from a checkpoint takes the keys that are not given from it, and an
+        # import of a model needs no data
         is_meant = field.name in values or not {"init_from", "from_hf"} & set(values)
         if find and is_meant:
             named = values.get(field.name, field.metadata["default"])

@@ -42,14 +42,15 @@ def below(bits: np.ndarray, k: int) -> np.ndarray:
 
 
 def cumulated(table: np.ndarray) -> np.ndarray:
-    """(K K,): the cumulated rows of a table of probabilities (K, K), those of row i between i and
-    i + 1: all in one sorted array, in which one search draws from any row."""
+    """A table of probabilities (K, K) as one sorted array (K K,): each row is cumulated, and row i
+    lies between i and i + 1. One search in it draws from any row."""
     sums = np.minimum(np.cumsum(table, axis=1), 1.0)
     return (sums + np.arange(len(table))[:, None]).ravel()
 
 
 def draw_next(sums: np.ndarray, ids: np.ndarray, chances: np.ndarray, k: int) -> np.ndarray:
-    """The id behind each of these ids (n,), by its row of `cumulated` and a chance in 0 ... 1."""
+    """Draws the id that follows each of these ids (n,). sums: the table, as `cumulated` gives it.
+    chances: numbers in 0 ... 1."""
     drawn = np.searchsorted(sums, ids + chances, side="right") - ids * k
     return np.minimum(drawn, k - 1)  # a sum of floats may round up to the next row
 

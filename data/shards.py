@@ -135,8 +135,8 @@ class Dataset:
     parts, weights: the data sets of a Mixture and their shares of the examples; else this one alone
 
     The methods that raise NotImplementedError are those that each kind has in its own way. A place
-    is a row's number in its split, the first token of a window, or those of the windows of a packed
-    row.
+    says where an example lies: it is a row's number in its split, the first token of a window, or
+    the first tokens of all windows in a packed row.
     """
 
     kind = ""
@@ -246,11 +246,12 @@ class Dataset:
         tokens: int | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, str | None]]:
         """
-        Yields (inputs, targets, document, slice) over the whole split, in order, so that every token but the
-        first of a stream is scored once: the batches rank, rank + world_size, ..., and a row
-        without labels where other ranks have one more. All examples of a batch are of one slice,
-        which is None for a stream. Its windows have block_size tokens; with a smaller stride they
-        overlap, and each scores what lies behind the one before it (UserError for a larger one).
+        Yields (inputs, targets, document, slice) of the whole split, in order: every token but the
+        first of a stream is scored once. A rank gets the batches rank, rank + world_size, ..., and
+        a row without labels where other ranks have one batch more. All examples of a batch are of
+        one slice, which is None for a stream. The windows of a stream have block_size tokens. With
+        a smaller stride they overlap, and each scores what lies behind the one before it; a larger
+        stride is a UserError.
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the
         split and its slices
@@ -408,8 +409,8 @@ class Stream(Dataset):
 class PackedDocuments(Stream):
     """A stream under mask_documents: a row is filled with whole documents, which are read apart. One
     longer than a row is cut into windows of block_size tokens and a rest, which count as documents.
-    Which stand in a row is the same in every epoch, since none reads another; the order of the rows
-    is not."""
+    A row holds the same documents in every epoch, since none reads another; the order of the rows
+    changes."""
 
     mask_documents = True
 

@@ -213,7 +213,7 @@ def encoded(texts: Iterator[str], tokenizer, threads: int) -> Iterator[tuple[str
 
 
 class TextSplit:
-    """A split of text that is written: facts is its part of meta.json, of the documents so far."""
+    """A split of text while it is written. facts: its part of meta.json, for the documents so far."""
 
     def __init__(self, folder: Path, split: str, vocab_size: int, shard_tokens: int):
         self.folder = folder
@@ -411,8 +411,8 @@ def entry_of(path: Path) -> dict:
 
 
 def fitting(sizes: dict, names: Iterable, room: float) -> list:
-    """In the order given, each of the names that keeps the sum of the sizes taken at or below
-    room."""
+    """Goes through the names in their order, and takes each whose size fits into what is left of
+    `room`."""
     taken = []
     for name in names:
         if sizes[name] <= room:

@@ -108,7 +108,7 @@ def chain_of(config):
     pairs = np.zeros((K + 1, K + 1), np.int64)
     np.add.at(pairs, (ids[:-1], ids[1:]), 1)
     pairs[:, 0] = 0
-    # what no other character follows is followed by any, as often as that one occurs
+    # a character that no other follows is followed by any, as often as each occurs
     pairs[pairs.sum(1) == 0] = counts
     pairs[0] = 0
     table = pairs / np.maximum(pairs.sum(1, keepdims=True), 1)

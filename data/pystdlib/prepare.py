@@ -13,9 +13,9 @@ leaves out
                       the paths; blank lines and indents do not count
 
 Validation is whole top-level packages and modules, the same for every seed: in the order of the
-sha256 of their names each is taken that fits, and is no more than a sixth of it. The seed decides
-the order of the training files, of which most_bytes takes each that fits. Other versions of Python
-give other text, so meta.json holds the version.
+sha256 of their names, each is taken that still fits and is at most a sixth of validation. The seed
+decides the order of the training files. Under most_bytes, each is taken that still fits. Other
+versions of Python give other text, so meta.json holds the version.
 """
 
 import collections

@@ -114,8 +114,8 @@ def read_text(file):
 
 
 def held_out(sizes, config):
-    """{path: bytes} for validation: in a random order, each that keeps validation at or below
-    val_fraction of all; if none does, the smallest."""
+    """{path: bytes} for validation: in a random order, each file that fits into what is left of
+    val_fraction of all bytes; where none fits, the smallest."""
     order = np.random.default_rng(config.seed).permutation(len(sizes))
     paths = list(sizes)
     taken = fitting(sizes, [paths[i] for i in order], config.val_fraction * sum(sizes.values()))
