@@ -40,7 +40,7 @@ from data.tokenizer import TOKENIZER_FILE
 # the keys of prepare scripts that do not decide which data they make
 NO_PARAMETERS = ("from_dir", "from_file", "out_dir", "overwrite", "threads")
 AT_ONCE = 64  # documents that wait to be encoded, for each thread
-PROGRESS = ".progress.npz"  # beside the new files: how far a text has come
+PROGRESS = ".{}.npz"  # beside the new files: how far this split has come
 
 
 @dataclasses.dataclass
@@ -147,30 +147,27 @@ def write_stream(
     documents before again, but does not encode them.
     """
     about |= {"name": name, "tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    with new_data_set(out_dir, PROGRESS, kind="stream", **about) as (folder, meta):
+    first = next(iter(splits))
+    with new_data_set(out_dir, PROGRESS.format(first), kind="stream", **about) as (folder, meta):
         made = json.dumps([meta, shard_tokens])
-        progress = read_progress(folder, made)
-        shards = [state["facts"]["shards"] for state in progress.values()]
-        files.clear(folder, {entry["file"] for entry in itertools.chain(*shards)} | {PROGRESS})
-        writers: list[TextSplit] = []
+        written = {}
         for split, texts in splits.items():
-            writer = TextSplit(folder, split, tokenizer.vocab_size, shard_tokens)
-            writers.append(writer)
-            total = len(texts) if isinstance(texts, Sized) else (totals or {}).get(split)
+            writer = TextSplit(folder, split, tokenizer.vocab_size, shard_tokens, made)
             documents = iter(texts)
-            if split in progress:
-                writer.go_on(progress[split], documents)
+            if not writer.go_on(documents) and split == first:
+                files.clear(folder)  # what is there is of another call
+            total = len(texts) if isinstance(texts, Sized) else (totals or {}).get(split)
             with bar(split, total, writer.facts["documents"]) as shown:
                 for text, ids in encoded(documents, tokenizer, threads):
-                    if writer.add(text, ids, count_words(text)):
-                        save_progress(folder, made, writers)
+                    writer.add(text, ids, count_words(text))
                     shown.update()
             writer.finish()
+            written[split] = writer.facts
         # the data set has a copy, so that it can be decoded wherever it lies
         if hasattr(tokenizer, "content"):
             (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
             meta["tokenizer_file"] = entry_of(folder / TOKENIZER_FILE)
-        meta["splits"] = {writer.split: writer.facts for writer in writers}
+        meta["splits"] = written
 
 
 class LogFile:
@@ -213,21 +210,24 @@ def encoded(texts: Iterator[str], tokenizer, threads: int) -> Iterator[tuple[str
 
 
 class TextSplit:
-    """A split of text while it is written. facts: its part of meta.json, for the documents so far."""
+    """A split of text while it is written. facts: its part of meta.json, for the documents so far.
+    made: what decides the data; only a call that makes the same goes on."""
 
-    def __init__(self, folder: Path, split: str, vocab_size: int, shard_tokens: int):
+    def __init__(self, folder: Path, split: str, vocab_size: int, shard_tokens: int, made: str):
         self.folder = folder
         self.split = split
         self.dtype = dtype_of(vocab_size)
         self.shard_tokens = shard_tokens
+        self.made = made
+        self.progress = folder / PROGRESS.format(split)
         counts = dict.fromkeys(("documents", "words", "bytes", "tokens"), 0)
         self.facts: dict[str, Any] = {**counts, "document_offsets": {}, "shards": []}
         self.checksum = 0  # of the text
         self.offsets = array("q", [0])  # where the documents begin, then the length of the split
         self.waiting = array(self.dtype.char)  # tokens that no shard has yet
 
-    def add(self, text: str, ids: np.ndarray, words: int) -> bool:
-        """Adds a document, and writes what shards it fills. Returns whether it did."""
+    def add(self, text: str, ids: np.ndarray, words: int) -> None:
+        """Adds a document, and writes the shards that it fills."""
         content = text.encode()
         self.checksum = zlib.crc32(content, self.checksum)
         self.facts["documents"] += 1
@@ -236,10 +236,10 @@ class TextSplit:
         self.facts["tokens"] += len(ids)
         self.offsets.append(self.facts["tokens"])
         self.waiting.frombytes(ids.astype(self.dtype).tobytes())
-        fills = len(self.waiting) >= self.shard_tokens
-        while len(self.waiting) >= self.shard_tokens:
-            self.save()
-        return fills
+        if len(self.waiting) >= self.shard_tokens:
+            while len(self.waiting) >= self.shard_tokens:
+                self.save()
+            self.save_progress()
 
     def save(self) -> None:
         """Writes a shard of the tokens that wait."""
@@ -260,52 +260,37 @@ class TextSplit:
         file = self.folder / f"{self.split}_documents.npy"
         self.facts["document_offsets"] = save(file, np.array(self.offsets))
 
-    def go_on(self, state: dict, texts: Iterator[str]) -> None:
-        """Takes up what a call before has saved, and reads over its documents. Raises UserError
-        where those are others now."""
-        self.facts = state["facts"]
-        self.offsets = array("q", state["offsets"].tobytes())
-        self.waiting.frombytes(state["waiting"].tobytes())
-        done = self.facts["documents"]
+    def save_progress(self) -> None:
+        """Writes what a later call needs to go on."""
+        about = json.dumps([self.made, self.facts, self.checksum])
+        arrays = {"offsets": np.array(self.offsets), "waiting": np.array(self.waiting)}
+        files.write_whole(self.progress, lambda file: np.savez(file, about=about, **arrays))
+
+    def go_on(self, texts: Iterator[str]) -> bool:
+        """Takes up what a call before has saved, and reads over its documents. Returns whether it
+        could: that call made the same, and its shards are whole. Raises UserError where the
+        documents are others now."""
+        if not self.progress.is_file():
+            return False
+        with np.load(self.progress, allow_pickle=False) as saved:
+            made, facts, checksum = json.loads(str(saved["about"]))
+            offsets, waiting = saved["offsets"], saved["waiting"]
+        if made != self.made or not all(is_whole(self.folder, entry) for entry in facts["shards"]):
+            return False
+        self.facts = facts
+        self.offsets = array("q", offsets.tobytes())
+        self.waiting.frombytes(waiting.tobytes())
+        done = facts["documents"]
         with bar(f"{self.split}, read again", done) as shown:
             for text in itertools.islice(texts, done):
                 self.checksum = zlib.crc32(text.encode(), self.checksum)
                 shown.update()
-        if self.checksum != state["checksum"]:
+        if self.checksum != checksum:
             raise UserError(
                 f"{self.folder}: holds the first shards of another text, of a call that was "
                 "stopped; remove this folder to begin again"
             )
-
-
-def save_progress(folder: Path, made: str, writers: list[TextSplit]) -> None:
-    """Writes what a later call needs to go on, as one file. made: what decides the data."""
-    arrays = {}
-    facts = {}
-    for writer in writers:
-        arrays[f"{writer.split}_offsets"] = np.array(writer.offsets)
-        arrays[f"{writer.split}_waiting"] = np.array(writer.waiting)
-        facts[writer.split] = {"facts": writer.facts, "checksum": writer.checksum}
-    text = json.dumps({"made": made, "splits": facts})
-    files.write_whole(folder / PROGRESS, lambda file: np.savez(file, text=text, **arrays))
-
-
-def read_progress(folder: Path, made: str) -> dict[str, dict]:
-    """{split: its state} of a call before that made the same, and whose shards are whole; or
-    nothing."""
-    if not (folder / PROGRESS).is_file():
-        return {}
-    entries = []
-    with np.load(folder / PROGRESS, allow_pickle=False) as saved:
-        progress = json.loads(str(saved["text"]))
-        splits = progress["splits"]
-        for split, state in splits.items():
-            state["offsets"] = saved[f"{split}_offsets"]
-            state["waiting"] = saved[f"{split}_waiting"]
-            entries += state["facts"]["shards"]
-    if progress["made"] != made or not all(is_whole(folder, entry) for entry in entries):
-        return {}
-    return splits
+        return True
 
 
 def is_whole(folder: Path, entry: dict) -> bool:
