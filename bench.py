@@ -12,7 +12,7 @@ is a line of out_dir/PART.jsonl as soon as it is known, a ratio with its raw pai
 from base import configurator
 from speed.config import BenchConfig
 
-configurator.begin(__name__, BenchConfig, __doc__, positional="what")
+configurator.begin(__name__, BenchConfig, positional="what")
 
 import platform
 import sys

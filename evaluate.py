@@ -50,7 +50,7 @@ class EvaluateConfig(ReadingKeys):
     eight_bits: bool = key(False, "true: weights and inputs of linear layers are rounded to 8 bits")
 
 
-configurator.begin(__name__, EvaluateConfig, __doc__)
+configurator.begin(__name__, EvaluateConfig)
 
 import functools
 import json

@@ -198,7 +198,7 @@ class ExperimentConfig:
         refuse(claim.get("in", 0) > n_seeds, "in: is more than the seeds of its arms")
 
 
-configurator.begin(__name__, ExperimentConfig, __doc__)
+configurator.begin(__name__, ExperimentConfig)
 
 import ast
 import datetime

@@ -38,7 +38,7 @@ class MetersConfig(ReadingKeys):
     )
 
 
-configurator.begin(__name__, MetersConfig, __doc__, positional="checkpoint")
+configurator.begin(__name__, MetersConfig, positional="checkpoint")
 
 import json
 

@@ -29,7 +29,7 @@ class PlotConfig:
     text: str | None = key(None, "html: the text to show (None: the first row that meters.py read)")
 
 
-configurator.begin(__name__, PlotConfig, __doc__, positional="folders")
+configurator.begin(__name__, PlotConfig, positional="folders")
 
 import itertools
 import math

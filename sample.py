@@ -40,7 +40,7 @@ class SampleConfig:
     device: str = key("auto", "device to compute on", choices=("auto", "cpu", "cuda", "mps"))
 
 
-configurator.begin(__name__, SampleConfig, __doc__)
+configurator.begin(__name__, SampleConfig)
 
 import codecs
 import sys

@@ -27,7 +27,7 @@ from base import configurator
 from keys import GPTConfig, TrainConfig, model_args
 
 # imports no torch: a slip in the command line is told at once
-configurator.begin(__name__, TrainConfig, __doc__)
+configurator.begin(__name__, TrainConfig)
 
 import collections
 import copy

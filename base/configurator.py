@@ -9,7 +9,7 @@ before any work.
 
     config = load(Config, argv)    # python train.py config/small.py --n_layer=6
 
-    begin(__name__, Config, __doc__)    # on top of a script, before it imports torch
+    begin(__name__, Config)    # on top of a script, before it imports torch
 
 The annotation gives the type: int, float, bool, str, dict or list[...] of one of them, each also as
 `... | None`; key() adds the limits (base/rules.py). A text may be empty only where its key says
@@ -42,19 +42,16 @@ from base.rules import Rule, UserError, did_you_mean, escape, show, wrong, wrong
 from base.streams import end_at_once_by, open_streams
 
 
-def begin(
-    name: str, config_class: type, description: str | None, positional: str | None = "config"
-) -> None:
+def begin(name: str, config_class: type, positional: str | None = "config") -> None:
     """Every script calls this first, with its __name__; where it is imported, nothing happens. Sets
     what OpenMP and glibc do, prints --help, or the mistake of the command line that can be found
     without torch, and exits."""
     if name != "__main__":
         return
     set_up()
-    program = os.path.basename(sys.argv[0])
 
     def check_words(argv):
-        values = read_words(config_class, argv, positional, program, description)
+        values = read_words(config_class, argv, positional)
         if not values.get("dry_run"):  # which goes on without the data
             find_files(config_class, values)
 
@@ -102,24 +99,23 @@ def run(main: Callable, needs_stdout: bool = True) -> None:
 def report(error: BaseException) -> Any:
     """Prints on standard error why a script ends, and returns its exit status. Under torchrun each
     process prints its own line: which one ends first is not known."""
+    reason = escape(str(error).strip().partition("\n")[0][:300])
+    status = 1
     if isinstance(error, SystemExit):
         return error.code or 0
-    text = escape(str(error).strip().partition("\n")[0][:300])
-    status = 1
-    if isinstance(error, UserError):
+    elif isinstance(error, UserError):
         status = 2
         line = f"error: {error}"
     elif isinstance(error, KeyboardInterrupt):
         status = 130
         line = "interrupted"
     elif is_of_memory(error):
-        reason = text or "malloc failed"
+        reason = reason or "malloc failed"
         line = f"error: not enough memory ({reason}); lower batch_size or the model"
     elif isinstance(error, OSError):
-        line = f"error: {text}"
+        line = f"error: {reason}"
     else:
-        traceback.print_exception(error)
-        return status
+        line = "".join(traceback.format_exception(error)).rstrip()
     print(line, file=sys.stderr)
     return status
 
@@ -131,23 +127,14 @@ WIDEST = {int: 2**63 - 1, float: 3.4028234663852886e38}
 LITERALS = {"true": True, "false": False, "null": None, "none": None}
 
 
-def key(
-    default: Any,
-    help: str,
-    *,
-    merge=False,
-    choices: Iterable = (),
-    find: Callable | None = None,
-    **checks,
-) -> Any:
+def key(default: Any, help: str, *, merge=False, find: Callable | None = None, **checks) -> Any:
     """A dataclass field with its checks, those of rules.Rule. `help` is one line. In a list, they
     hold for each item.
 
     merge: a later dict is added to the earlier ones instead of replacing them. find(value) raises
     UserError where the file that the value names is not there.
     """
-    metadata = {"default": default, "help": help, "merge": merge, "find": find}
-    metadata["checks"] = checks | {"choices": tuple(choices)}
+    metadata = dict(default=default, help=help, merge=merge, find=find, checks=checks)
     if not isinstance(default, list | dict):
         return dataclasses.field(default=default, metadata=metadata)
     return dataclasses.field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
@@ -167,17 +154,17 @@ def rules_of(config_class: type) -> dict[str, Rule]:
 def _rule_of(hint, checks):
     parts = typing.get_args(hint)
     if type(None) in parts:  # `list[int] | None`
-        (hint,) = (part for part in parts if part is not type(None))
-        return dataclasses.replace(_rule_of(hint, checks), optional=True)
+        return dataclasses.replace(_rule_of(parts[0], checks), optional=True)
     if typing.get_origin(hint) is list:
         return Rule(list, items=_rule_of(parts[0], checks))
+    limits = {}
     if hint in WIDEST:
-        return Rule(hint, **{"at_least": -WIDEST[hint], "at_most": WIDEST[hint]} | checks)
-    if hint is str and not checks.get("choices"):
+        limits = {"at_least": -WIDEST[hint], "at_most": WIDEST[hint]}
+    elif hint is str and "choices" not in checks:
         # --out_dir=$OUT where OUT is not set: an empty name would be taken for the default, or for
         # the working folder
-        return Rule(hint, **{"at_least": 1} | checks)
-    return Rule(hint, **checks)
+        limits = {"at_least": 1}
+    return Rule(hint, **limits | checks)
 
 
 def build(config_class: type, values: dict, source: str = "") -> Any:
@@ -197,7 +184,7 @@ def check_choice(label: str, value: object, choices: Collection) -> None:
     """Raises a UserError if the value is not one of the choices; the message names the nearest
     one."""
     if value not in choices:
-        raise UserError(wrong(label, value, Rule(str, choices=tuple(choices)).words(value)))
+        raise UserError(wrong(label, value, Rule(str, choices=choices).words(value)))
 
 
 def _check(config_class, values, source=""):
@@ -230,36 +217,33 @@ def _read(value, rule):
             return word
         # gate="none" is a name
         return None if rule.optional and value in ("None", "null") else value
-    text = value.strip() if isinstance(value, str) else None
-    if kind is list and text is not None and text != "None" and text[:1] not in ("[", "("):
-        words = [word.strip() for word in text.split(",")] if text else []
-        value = value if "" in words else words
-    elif text is not None:
+    if isinstance(value, str):
+        text = value.strip()
+        if kind is list and text != "None" and text[:1] not in ("[", "("):
+            words = [word.strip() for word in text.split(",")] if text else []
+            return value if "" in words else [_read(word, rule.items) for word in words]
         try:
             value = _evaluate(ast.parse(text, mode="eval").body, LITERALS)
         except (ValueError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
             return value
-    is_number = type(value) in (int, float)  # True is none: batch_size = True is no batch of one
-    if kind is int and type(value) is float and value.is_integer():
-        return int(value)
-    if kind is float and is_number and abs(value) < 1e300:
-        return float(value)
-    if kind is bool and is_number and value in (0, 1):
-        return bool(value)
     if kind is list and isinstance(value, list | tuple):
         return [_read(item, rule.items) for item in value]
-    return value
+    if type(value) not in (int, float):  # True is none: batch_size = True is no batch of one
+        return value
+    if kind is int and type(value) is float and value.is_integer():
+        return int(value)
+    if kind is float and abs(value) < 1e300:
+        return float(value)
+    return bool(value) if kind is bool and value in (0, 1) else value
 
 
-def load(config_class: type, argv: list[str], **options: Any) -> Any:
+def load(config_class: type, argv: list[str], positional: str | None = "config") -> Any:
     """An instance of config_class from the words of a command line, as read_words reads them.
     Raises UserError."""
-    return config_class(**read_words(config_class, argv, **options))
+    return config_class(**read_words(config_class, argv, positional))
 
 
-def read_words(
-    config_class: type, argv: list[str], positional="config", program="train.py", description=""
-) -> dict:
+def read_words(config_class: type, argv: list[str], positional: str | None = "config") -> dict:
     """{key: value} of a command line, each checked by itself. --help prints every key and exits.
 
     positional="config": words without dashes are config files or, by their end, the checkpoint of a
@@ -267,16 +251,18 @@ def read_words(
     positional=None: such words are refused.
     """
     if "--help" in argv or "-h" in argv:
-        print(_help(config_class, positional, program, description), flush=True)
+        print(_help(config_class, positional), flush=True)
         raise SystemExit(0)
     # spelling is checked before files: the mistake in `--batch_size 4 config.py` is not that no
     # file is called 4
     rules = rules_of(config_class)
     flags = [f"--{name}" for name, rule in rules.items() if rule.kind is bool]
-    words, settings = [], []  # settings: (dict, where it is from), the later one wins
+    words = []
+    settings = []  # (dict, the file that it is from); the later one wins
     words_left = iter(argv)
     for word in words_left:
-        word += "=true" * (word in flags)
+        if word in flags:
+            word += "=true"
         if word == "--config_override":  # as others write it, with a space
             word += "=" + next(words_left, "")
         name, equals, text = word.lstrip("-").partition("=")
@@ -294,9 +280,8 @@ def read_words(
         else:
             words.append(word)
 
-    merge = [
-        field.name for field in dataclasses.fields(config_class) if field.metadata.get("merge")
-    ]
+    fields = dataclasses.fields(config_class)
+    merge = [field.name for field in fields if field.metadata.get("merge")]
     if positional == "config":
         settings = [(read_config_file(word, merge), word) for word in words] + settings
     elif words:
@@ -310,14 +295,15 @@ def read_words(
 def find_files(config_class: type, values: dict) -> None:
     """Raises UserError where a file that a key names is not there."""
     for field in dataclasses.fields(config_class):
-        # a run that starts from a checkpoint takes keys that are not given from there, and an
-        # import needs none
+        find = field.metadata.get("find")
+        # a run that starts from a checkpoint takes the keys that are not given from it, and an
+        # import of a model needs no data
         is_meant = field.name in values or not {"init_from", "from_hf"} & set(values)
-        if field.metadata.get("find") and is_meant:
+        if find and is_meant:
             named = values.get(field.name, field.metadata["default"])
             for path in named if isinstance(named, list) else [named]:
                 if path is not None:
-                    field.metadata["find"](path)
+                    find(path)
 
 
 def _merged(before, after, merge):
@@ -330,18 +316,18 @@ def _merged(before, after, merge):
     return values
 
 
-def _help(config_class, positional, program, description):
+def _help(config_class, positional):
     words = {"config": " [config.py ...]", None: ""}.get(positional, f" [{positional} ...]")
-    about = (description or "").strip()  # python -OO drops __doc__
-    lines = [f"usage: python {program}{words} [--key=value ...]", "", about, "", "keys:", ""]
-    for field in (field for field in dataclasses.fields(config_class) if field.init):
-        default = field.metadata["default"]
+    about = (sys.modules["__main__"].__doc__ or "").strip()  # python -OO drops it
+    lines = [f"usage: python {sys.argv[0]}{words} [--key=value ...]", "", about, "", "keys:", ""]
+    for name, rule in rules_of(config_class).items():
+        metadata = config_class.__dataclass_fields__[name].metadata
+        default = metadata["default"]
         if not isinstance(default, str | None):
             default = json.dumps(default)
-        rule = rules_of(config_class)[field.name]
         allowed = f"a list, each item {rule.items.words()}" if rule.items else rule.words()
-        lines.append(f"  --{field.name}={escape(str(default))}")
-        lines.append(f"        {field.metadata['help']} ({allowed})")
+        lines.append(f"  --{name}={escape(str(default))}")
+        lines.append(f"        {metadata['help']} ({allowed})")
     lines.append("  --config_override={}")
     lines.append("        several keys at once (a JSON object)")
     return "\n".join(lines)
@@ -352,6 +338,8 @@ ARITHMETIC = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
 }
 ALLOWED = (
     "allowed are lines `name = value`, where a value is a number, string, True, False, None, "
@@ -369,7 +357,6 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
         raise UserError(f"{path!r}: a config file ends in .py or .json")
     find_path(path)
     content = read_regular(path, 1 << 20)
-    values = {}
     if path.endswith(".json"):
         values = parse_json(content, path)
         if isinstance(values, dict) and "run_id" in values:
@@ -377,6 +364,7 @@ def read_config_file(path: str | os.PathLike, merge: Iterable[str] = ()) -> dict
         if not isinstance(values, dict):
             raise UserError(f'{path}: must be a JSON object, as in {{"n_layer": 6}}')
         return values
+    values = {}
     line = 1
     try:
         for statement in ast.parse(content).body:
@@ -409,10 +397,9 @@ def _evaluate(node, names):
             items = [_evaluate(item, names) for item in node.elts]
             return items if isinstance(node, ast.List) else tuple(items)
         case ast.Dict() if all(isinstance(name, ast.Constant) for name in node.keys):
-            pairs = zip(node.keys, node.values, strict=True)
-            return refuse_twice(
-                (_evaluate(name, names), _evaluate(value, names)) for name, value in pairs
-            )
+            keys = [_evaluate(name, names) for name in node.keys]
+            values = [_evaluate(value, names) for value in node.values]
+            return refuse_twice(zip(keys, values, strict=True))
         case ast.Name(id=name):
             if name not in names:
                 near = did_you_mean(name, [*names, "True", "False", "None"])
@@ -420,14 +407,12 @@ def _evaluate(node, names):
                     f"{show(name)} is not assigned above{near}; a string is written in quotes"
                 )
             return names[name]
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-            sign = -1 if isinstance(node.op, ast.USub) else 1
-            return _evaluate(ast.BinOp(ast.Constant(sign), ast.Mult(), node.operand), names)
-        case ast.BinOp() if type(node.op) in ARITHMETIC:
-            left, right = _evaluate(node.left, names), _evaluate(node.right, names)
-            if not {type(left), type(right)} <= {int, float}:
+        case ast.UnaryOp() | ast.BinOp() if type(node.op) in ARITHMETIC:
+            parts = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+            numbers = [_evaluate(part, names) for part in parts]
+            if not set(map(type, numbers)) <= {int, float}:
                 raise ValueError("arithmetic is between numbers")
-            result = ARITHMETIC[type(node.op)](left, right)
+            result = ARITHMETIC[type(node.op)](*numbers)
             float(result)  # OverflowError: a product of products would take hours, and all memory
             return result
     raise ValueError(ALLOWED)

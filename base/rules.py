@@ -60,22 +60,21 @@ class Rule:
     at_most: float | None = None
     above: float | None = None
     below: float | None = None
-    choices: tuple = ()
+    choices: Collection = ()
     optional: bool = False
     items: Any = None
+
+    def __post_init__(self):
+        self.choices = tuple(self.choices)
 
     def allows(self, value: Any) -> bool:
         """Whether the value has the type and keeps the limits. The items of a list are not looked
         at."""
         if value is None:
             return self.optional
-        # true is no number, and an int of a thousand digits is no float
-        is_kind = (
-            type(value) is self.kind
-            or self.kind is float
-            and type(value) is int
-            and abs(value) < 1 << 63
-        )
+        is_kind = type(value) is self.kind  # true is no number
+        if self.kind is float and type(value) is int:
+            is_kind = abs(value) < 1 << 63  # an int of a thousand digits is no float
         if not is_kind or self.choices and value not in self.choices:
             return False
         size = len(value) if isinstance(value, str | list | dict) else value
@@ -134,7 +133,7 @@ def as_rule(rule: Any) -> Rule:
         kind, least, most, *none = rule
         return Rule(kind, at_least=least, at_most=most, optional=bool(none))
     if isinstance(rule, set):
-        return Rule(str, choices=tuple(sorted(rule)))
+        return Rule(str, choices=sorted(rule))
     if isinstance(rule, list):
         items, least, most = rule
         return Rule(list, at_least=least, at_most=most, items=items)
@@ -145,19 +144,13 @@ def wrong_in_dict(value: Any, rules: dict, name: str) -> str | None:
     """wrong_field of a dict, whose rules are {"a": rule, "b?": rule, str: the rule of others}."""
     if type(value) is not dict or any(type(key) is not str for key in value):
         return wrong(name or "it", value, "a dict, its names texts")
-    of_key = {}
-    if str in rules:
-        of_key = dict.fromkeys(value, rules[str])
-    for key, rule in rules.items():
-        if key is str:
-            continue
-        plain = key.removesuffix("?")
-        if plain in value:
-            of_key[plain] = rule
-        elif not key.endswith("?"):
+    for key in rules:
+        if key is not str and not key.endswith("?") and key not in value:
             return f"{name or 'it'} has no {key}"
-    for key, rule in of_key.items():
-        words = wrong_field(value[key], rule, f"{name}.{key}" if name else key)
+    of_others = rules.get(str, object)
+    for key, item in value.items():
+        rule = rules.get(key, rules.get(f"{key}?", of_others))
+        words = wrong_field(item, rule, f"{name}.{key}" if name else key)
         if words:
             return words
     return None

@@ -30,8 +30,8 @@ def random_bits(task: str, length: int, key: str, first: int, n: int) -> np.ndar
     """(n, length): the 32 random bits of each token of these rows."""
     counters = -(-length // 4)  # of a row: length / 4, rounded up
     digest = hashlib.sha256(f"{task} {length} {key}".encode()).digest()
-    philox_key = int.from_bytes(digest[:16], "little")
-    philox = np.random.Philox(key=philox_key, counter=first * counters)
+    seed = int.from_bytes(digest[:16], "little")
+    philox = np.random.Philox(key=seed, counter=first * counters)
     bits = philox.random_raw(4 * counters * n) >> np.uint64(32)
     return bits.reshape(n, 4 * counters)[:, :length]
 
@@ -42,14 +42,15 @@ def below(bits: np.ndarray, k: int) -> np.ndarray:
 
 
 def cumulated(table: np.ndarray) -> np.ndarray:
-    """(K K,): the cumulated rows of a table of probabilities (K, K), those of row i between i and
-    i + 1: all in one sorted array, in which one search draws from any row."""
+    """A table of probabilities (K, K) as one sorted array (K K,): each row is cumulated, and row i
+    lies between i and i + 1. One search in it draws from any row."""
     sums = np.minimum(np.cumsum(table, axis=1), 1.0)
     return (sums + np.arange(len(table))[:, None]).ravel()
 
 
 def draw_next(sums: np.ndarray, ids: np.ndarray, chances: np.ndarray, k: int) -> np.ndarray:
-    """The id behind each of these ids (n,), by its row of `cumulated` and a chance in 0 ... 1."""
+    """Draws the id that follows each of these ids (n,). sums: the table, as `cumulated` gives it.
+    chances: numbers in 0 ... 1."""
     drawn = np.searchsorted(sums, ids + chances, side="right") - ids * k
     return np.minimum(drawn, k - 1)  # a sum of floats may round up to the next row
 
@@ -169,16 +170,14 @@ REGRESSION_IDS = 1 + 2 * X_LEVELS + 2 * LARGEST_Y + 1  # with 0; those of x1, th
 def regression(bits):
     """Rows x1 x2 y x1 x2 y ... where y = w1 x1 + w2 x2, with weights of its own for each row. The
     label of an x2 is the y behind it. The bits of a row's first y choose the two weights."""
-    n, T = bits.shape
-    examples = -(-T // 3)
-    padded = np.zeros((n, 3 * examples), np.uint64)
-    padded[:, :T] = bits
-    x1 = 1 + below(padded[:, 0::3], X_LEVELS)  # (n, examples)
-    x2 = 1 + below(padded[:, 1::3], X_LEVELS)
-    pair = below(padded[:, 2:3], WEIGHTS**2)  # (n, 1)
+    T = bits.shape[1]
+    bits = np.pad(bits, ((0, 0), (0, -T % 3)))  # to whole examples
+    x1 = 1 + below(bits[:, 0::3], X_LEVELS)  # (n, examples)
+    x2 = 1 + below(bits[:, 1::3], X_LEVELS)
+    pair = below(bits[:, 2:3], WEIGHTS**2)  # (n, 1)
     w1 = pair // WEIGHTS - WEIGHTS // 2
     w2 = pair % WEIGHTS - WEIGHTS // 2
-    tokens = np.zeros((n, 3 * examples), np.int64)
+    tokens = np.zeros(bits.shape, np.int64)
     tokens[:, 0::3] = x1
     tokens[:, 1::3] = X_LEVELS + x2
     tokens[:, 2::3] = 1 + 2 * X_LEVELS + LARGEST_Y + w1 * x1 + w2 * x2

@@ -57,36 +57,28 @@ def open_dataset(path: Path | str, mask_documents: bool = False) -> "Dataset":
     folder = Path(path)
     try:
         meta = read_meta(folder)
+        is_text = meta["kind"] == "stream"
         shards = {}
         offsets = {}
         for split, facts in meta["splits"].items():
-            shards[split] = open_shards(folder, meta, facts["shards"])
-            if meta["kind"] == "stream":
-                entry = facts["document_offsets"]
+            arrays = []
+            for entry in facts["shards"]:
+                shape = (entry["tokens"],) if is_text else (entry["rows"], 2, entry["seq_len"])
+                arrays.append(open_file(folder, entry, dtype_of(meta["vocab_size"]), shape))
+            shards[split] = Shards(arrays)
+            if is_text:
                 shape = (facts["documents"] + 1,)
-                offsets[split] = open_file(folder, entry, np.dtype(np.int64), shape)
+                found = open_file(folder, facts["document_offsets"], np.dtype(np.int64), shape)
+                offsets[split] = found if mask_documents else found[[0, -1]]
     except UserError as error:
         raise UserError(f"{error}; {how_to_prepare(folder)}") from None
-    if meta["kind"] != "stream":
+    if not is_text:
         return Rows(folder, meta, shards)
-    if mask_documents:
-        return PackedDocuments(folder, meta, shards, offsets)
-    ends = {split: of_split[[0, -1]] for split, of_split in offsets.items()}
-    return Stream(folder, meta, shards, ends)
+    kind = PackedDocuments if mask_documents else Stream
+    return kind(folder, meta, shards, offsets)
 
 
 # -- Files ---------------------------------------------------------------------------------------
-
-
-def open_shards(folder: Path, meta: dict, entries: list[dict]) -> "Shards":
-    """The shards of a split, each checked."""
-    arrays = []
-    for entry in entries:
-        shape = (entry["tokens"],)
-        if meta["kind"] != "stream":
-            shape = (entry["rows"], 2, entry["seq_len"])
-        arrays.append(open_file(folder, entry, dtype_of(meta["vocab_size"]), shape))
-    return Shards(arrays)
 
 
 def open_file(folder: Path, entry: dict, dtype: np.dtype, shape: tuple) -> np.ndarray:
@@ -143,8 +135,8 @@ class Dataset:
     parts, weights: the data sets of a Mixture and their shares of the examples; else this one alone
 
     The methods that raise NotImplementedError are those that each kind has in its own way. A place
-    is a row's number in its split, the first token of a window, or those of the windows of a packed
-    row.
+    says where an example lies: it is a row's number in its split, the first token of a window, or
+    the first tokens of all windows in a packed row.
     """
 
     kind = ""
@@ -214,7 +206,7 @@ class Dataset:
         examples = []
         for number in range(start, stop):
             places = self._epoch(split, seed, number // n, block_size)
-            examples.append(self._example(split, places[number % n], block_size))
+            examples.append(self._example(split, places[number % n], block_size, block_size))
         return examples
 
     def batch(
@@ -254,11 +246,12 @@ class Dataset:
         tokens: int | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, str | None]]:
         """
-        Yields (inputs, targets, document, slice) over the whole split, in order, so that every token but the
-        first of a stream is scored once: the batches rank, rank + world_size, ..., and a row
-        without labels where other ranks have one more. All examples of a batch are of one slice,
-        which is None for a stream. Its windows have block_size tokens; with a smaller stride they
-        overlap, and each scores what lies behind the one before it (UserError for a larger one).
+        Yields (inputs, targets, document, slice) of the whole split, in order: every token but the
+        first of a stream is scored once. A rank gets the batches rank, rank + world_size, ..., and
+        a row without labels where other ranks have one batch more. All examples of a batch are of
+        one slice, which is None for a stream. The windows of a stream have block_size tokens. With
+        a smaller stride they overlap, and each scores what lies behind the one before it; a larger
+        stride is a UserError.
 
         tokens: read about that many tokens instead, the same in every call, evenly spread over the
         split and its slices
@@ -273,20 +266,21 @@ class Dataset:
         batches: list[tuple] = []
         for name, places in self._places_of_slices(split, block_size, stride).items():
             if tokens is not None:
-                n = -(-tokens * len(places) // n_tokens)  # rounded up
-                places = evenly_spread(places, min(n, len(places)))
+                n = min(-(-tokens * len(places) // n_tokens), len(places))  # rounded up
+                # each in the middle of an n-th part of the places
+                places = places[(2 * np.arange(n) + 1) * len(places) // (2 * n)]
             places = self._packed(split, places, block_size)
             for i in range(0, len(places), batch_size):
                 batches.append((name, places[i : i + batch_size]))
+        # the last window of a text may be shorter, and is padded
+        length = block_size if self.kind == "stream" and not self.mask_documents else 0
         n_batches = len(batches)
         name, places = batches[-1]
         batches += [(name, places[:1])] * (-n_batches % world_size)
         for i in range(rank, len(batches), world_size):
             name, places = batches[i]
-            examples = [self._example(split, place, block_size) for place in places]
-            inputs, targets, document = self._eval_batch(
-                split, places, examples, block_size, stride
-            )
+            examples = [self._example(split, place, block_size, stride) for place in places]
+            inputs, targets, document = collate(examples, length)
             if i >= n_batches:
                 targets[:] = IGNORE
             yield inputs, targets, document, name
@@ -297,33 +291,26 @@ class Dataset:
         n = self.examples_per_epoch(split, block_size)
         return np.random.default_rng([seed, epoch]).permutation(n)
 
-    def _example(self, split, place, block_size):
-        """(inputs, targets), or (inputs, targets, document), of the example at a place."""
+    def _example(self, split, place, block_size, stride):
+        """(inputs, targets), or (inputs, targets, document), of the example at a place. A window has
+        no targets where the window `stride` tokens before it has them, too."""
         raise NotImplementedError
 
     def _packed(self, split, places, block_size):
-        """The places of an evaluation's rows, of those of its examples."""
+        """What an evaluation reads as one row each: these places, or packed rows of them."""
         return places
 
     def _places_of_slices(self, split, block_size, stride):
         """{slice: its places in the order of the split}."""
         raise NotImplementedError
 
-    def _eval_batch(self, split, places, examples, block_size, stride):
-        """(inputs, targets, document) of a batch of an evaluation, each (B, T)."""
-        return collate(examples)
-
-
-def evenly_spread(places: np.ndarray, n: int) -> np.ndarray:
-    """n of the places, each in the middle of an n-th part of them."""
-    return places[(2 * np.arange(n) + 1) * len(places) // (2 * n)]
-
 
 def collate(
     examples: list[tuple], length: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Examples of (inputs, targets), or (inputs, targets, document) -> (B, T) tensors, document None
-    where they have none; T is at least `length`; padding has no target, and is a document."""
+    where they have none. T is at least `length`. Padding has no targets, and is a document of its
+    own."""
     length = max(length, *(len(example[0]) for example in examples))
     batch = np.zeros((len(examples[0]), len(examples), length), np.int64)
     batch[1] = IGNORE
@@ -336,28 +323,26 @@ def collate(
 
 
 def best_fit(lengths: np.ndarray, size: int) -> list[list[int]]:
-    """Rows of at most `size`, as numbers of the lengths in each: from the longest on, each goes to
-    the row where it leaves the least room, or begins a row."""
-    rows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(size + 1)]  # numbers of rows
-    rooms: list[int] = []  # those that a row has, in order
+    """Packs pieces of these lengths into rows of at most `size`, and returns the numbers of the
+    pieces in each row. From the longest on, each goes to the row where it leaves the least room,
+    or begins a row."""
+    n = len(lengths)
+    rows: list[list[int]] = [[] for _ in range(n)]
+    with_room: list[list[int]] = [[] for _ in range(size + 1)]  # numbers of rows, by their room
+    with_room[size] = list(reversed(range(n)))
+    rooms = [size]  # those that some row has, in order
     for i in np.argsort(-lengths, kind="stable").tolist():
-        at = bisect.bisect_left(rooms, int(lengths[i]))
-        room = size
-        if at < len(rooms):
-            room = rooms[at]
-            row = with_room[room].pop()
-            if not with_room[room]:
-                del rooms[at]
-        else:
-            row = len(rows)
-            rows.append([])
+        length = int(lengths[i])
+        at = bisect.bisect_left(rooms, length)
+        room = rooms[at]
+        row = with_room[room].pop()
         rows[row].append(i)
-        room -= int(lengths[i])
-        if room and not with_room[room]:
-            bisect.insort(rooms, room)
-        with_room[room].append(row)
-    return rows
+        if not with_room[room]:
+            del rooms[at]
+        if not with_room[room - length]:
+            bisect.insort(rooms, room - length)
+        with_room[room - length].append(row)
+    return [row for row in rows if row]
 
 
 # -- Text ----------------------------------------------------------------------------------------
@@ -375,7 +360,6 @@ class Stream(Dataset):
         """offsets: {split: where its texts begin, each of which is read alone, then its length}."""
         super().__init__(folder, meta, shards)
         self.offsets = offsets
-        self._windows = functools.lru_cache(maxsize=4)(self._find_windows)
 
     def examples_per_epoch(self, split, block_size):
         n = self.facts(split)["tokens"]
@@ -391,25 +375,20 @@ class Stream(Dataset):
         last = len(self.shards[split]) - block_size - 1  # the last window ends with the split
         return np.minimum(order * block_size + shift, last)
 
-    def _example(self, split, place, block_size):
-        return self._window(split, place, block_size)
-
-    def _window(self, split, place, block_size):
-        length = self._lengths(split, place, block_size)
-        tokens = self.shards[split].read(place, place + length + 1)
-        return tokens[:-1], tokens[1:]
-
-    def _lengths(self, split, places, block_size):
-        """The lengths of the windows at these places: block_size, or less where the text ends
-        before."""
+    def _example(self, split, place, block_size, stride):
         offsets = self.offsets[split]
-        ends = offsets[np.searchsorted(offsets, places, side="right")]
-        return np.minimum(ends - 1 - places, block_size)
+        next_text = np.searchsorted(offsets, place, side="right")
+        stop = min(place + block_size + 1, offsets[next_text])
+        tokens = self.shards[split].read(place, stop)
+        targets = tokens[1:].copy()
+        if place > offsets[next_text - 1]:  # not the first window of its text
+            targets[: block_size - stride] = IGNORE
+        return tokens[:-1], targets
 
-    def _find_windows(self, split, block_size, stride):
+    def _windows(self, split, block_size, stride):
         """(windows,): where the windows of an evaluation begin: at a text's start, then every
-        `stride` tokens until each token but the text's first is a target. Called as _windows, which
-        remembers. Raises UserError where there is none."""
+        `stride` tokens until each token but the text's first is a target. Raises UserError where
+        there is none."""
         self.facts(split)  # raises where there is no such split
         places: list[int] = []
         for start, stop in itertools.pairwise(self.offsets[split].tolist()):
@@ -426,19 +405,12 @@ class Stream(Dataset):
     def _places_of_slices(self, split, block_size, stride):
         return {None: self._windows(split, block_size, stride)}
 
-    def _eval_batch(self, split, places, examples, block_size, stride):
-        inputs, targets, _ = collate(examples, block_size)
-        is_first = np.isin(places, self.offsets[split])  # a text begins there
-        # what a later window has in common with the one before it was scored there
-        targets[np.flatnonzero(~is_first), : block_size - stride] = IGNORE
-        return inputs, targets, None
-
 
 class PackedDocuments(Stream):
     """A stream under mask_documents: a row is filled with whole documents, which are read apart. One
     longer than a row is cut into windows of block_size tokens and a rest, which count as documents.
-    Which stand in a row is the same in every epoch, since none reads another; the order of the rows
-    is not."""
+    A row holds the same documents in every epoch, since none reads another; the order of the rows
+    changes."""
 
     mask_documents = True
 
@@ -450,9 +422,9 @@ class PackedDocuments(Stream):
         return len(self._rows(split, block_size))
 
     def tokens_per_example(self, split, block_size):
-        windows = self._windows(split, block_size, block_size)
-        n_tokens = self._lengths(split, windows, block_size).sum()
-        return float(n_tokens / self.examples_per_epoch(split, block_size))
+        rows = self._rows(split, block_size)
+        n_tokens = self._lengths(split, np.concatenate(rows), block_size).sum()
+        return float(n_tokens / len(rows))
 
     def alone(self, split: str, rows: int, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(inputs, targets) of the first of the longest windows, at most `rows`, each a row of its
@@ -460,7 +432,8 @@ class PackedDocuments(Stream):
         windows = self._windows(split, block_size, block_size)
         lengths = self._lengths(split, windows, block_size)
         longest = windows[lengths == lengths.max()][:rows]
-        inputs, targets, _ = collate([self._window(split, place, block_size) for place in longest])
+        examples = [self._example(split, [place], block_size, block_size) for place in longest]
+        inputs, targets, _ = collate(examples)
         return inputs, targets
 
     def _fill_rows(self, split, block_size):
@@ -471,27 +444,26 @@ class PackedDocuments(Stream):
         lengths = self._lengths(split, places, block_size)
         return [places[row] for row in best_fit(lengths, block_size)]
 
+    def _lengths(self, split, places, block_size):
+        """The lengths of the windows at these places: block_size, or less where the document ends
+        before."""
+        offsets = self.offsets[split]
+        ends = offsets[np.searchsorted(offsets, places, side="right")]
+        return np.minimum(ends - 1 - places, block_size)
+
     def _draw_epoch(self, split, seed, epoch, block_size):
         rows = self._rows(split, block_size)
         order = np.random.default_rng([seed, epoch]).permutation(len(rows))
         return [rows[i] for i in order]
 
-    def _example(self, split, row, block_size):
-        windows = [self._window(split, place, block_size) for place in row]
-        inputs, targets = (np.concatenate(parts) for parts in zip(*windows, strict=True))
-        lengths = self._lengths(split, row, block_size)
-        begins = np.cumsum(lengths) - lengths
-        return inputs, targets, np.repeat(begins, lengths)
-
-    def _eval_batch(self, split, rows, examples, block_size, stride):
-        inputs, targets, document = collate(examples)
-        for i, row in enumerate(rows):
-            lengths = self._lengths(split, row, block_size)
-            begins = np.cumsum(lengths) - lengths
-            for begin in begins[~np.isin(row, self.offsets[split])]:
-                # what a later window has in common with the one before it was scored there
-                targets[i, begin : begin + block_size - stride] = IGNORE
-        return inputs, targets, document
+    def _example(self, split, row, block_size, stride):
+        parts = []
+        begin = 0
+        for place in row:
+            inputs, targets = super()._example(split, place, block_size, stride)
+            parts.append((inputs, targets, np.full(len(inputs), begin)))
+            begin += len(inputs)
+        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
 
 # -- Rows ----------------------------------------------------------------------------------------
@@ -551,17 +523,15 @@ class Rows(Dataset):
         tokens, labels = drawn.rows(how["task"], how["length"], key, start, stop - start)
         return list(zip(tokens, targets_of(labels), strict=True))
 
-    def _example(self, split, place, block_size):
+    def _example(self, split, place, block_size, stride):
         tokens, labels = self.shards[split].read(place, place + 1)[0]
         return tokens, targets_of(labels)
 
     def _places_of_slices(self, split, block_size, stride):
+        entries = self.facts(split)["shards"]
         places = collections.defaultdict(list)
-        start = 0
-        for entry in self.facts(split)["shards"]:
-            stop = start + entry["rows"]
-            places[entry["slice"]].extend(range(start, stop))
-            start = stop
+        for entry, start in zip(entries, self.shards[split].starts, strict=False):
+            places[entry["slice"]].extend(range(start, start + entry["rows"]))
         return {name: np.array(of_slice) for name, of_slice in places.items()}
 
 

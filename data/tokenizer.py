@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +48,17 @@ def tokenizer_of_checkpoint(path: Path | str, data: dict, choice: str | None = N
             return AlphabetTokenizer("".join(sorted(set(text.decode()))), first_id=0)
     if choice is not None:
         return choose_tokenizer(choice, [])
-    if "tokenizer" not in data and "alphabet" not in data:
+    if "alphabet" in data:
+        return AlphabetTokenizer(data["alphabet"])
+    if "tokenizer" not in data:
         raise UserError(
             f"{path}: does not say how text becomes tokens; add --tokenizer=gpt2, --tokenizer=byte or, "
             "for characters, --tokenizer=char:input.txt"
         )
-    if "alphabet" in data:
-        return AlphabetTokenizer(data["alphabet"])
     if "tokenizer_json" in data:
         return FileTokenizer(path, data["tokenizer_json"].encode())
     folder = path if os.path.isdir(path) else find_checkpoint(path).parent
-    return get_tokenizer(data.get("tokenizer", ""), [folder, data.get("path") or "."])
+    return get_tokenizer(data["tokenizer"], [folder, data.get("path") or "."])
 
 
 def tokenizer_of(dataset) -> Any:
@@ -197,15 +197,14 @@ def train_bpe(choice: str, texts: Iterable[str]) -> "FileTokenizer":
     trainer = library.trainers.BpeTrainer(
         vocab_size=int(n), initial_alphabet=letters.alphabet(), show_progress=False
     )
-    made.train_from_iterator(itertools.islice(pieces_of(texts), BPE_PIECES), trainer)
+    pieces = itertools.chain.from_iterable(map(pieces_of, texts))
+    made.train_from_iterator(itertools.islice(pieces, BPE_PIECES), trainer)
     return FileTokenizer(choice, made.to_str().encode())
 
 
-def pieces_of(texts: Iterable[str]) -> Iterator[str]:
-    """The texts in pieces of at most BPE_PIECE characters."""
-    for text in texts:
-        for start in range(0, len(text), BPE_PIECE):
-            yield text[start : start + BPE_PIECE]
+def pieces_of(text: str) -> list[str]:
+    """The text in pieces of at most BPE_PIECE characters."""
+    return [text[start : start + BPE_PIECE] for start in range(0, len(text), BPE_PIECE)]
 
 
 class FileTokenizer(Tokenizer):

@@ -9,8 +9,8 @@ Writing a data set. A prepare script claims its folder, and writes a stream; or 
 
 The new files replace those of the old data set when all of them are complete: a script that fails
 leaves the old one as it was. A script that is killed while they take their places leaves a folder
-that is refused. A stream whose script was stopped, also by kill -9, is gone on with by the same
-command, behind its last whole shard. data/meta.py describes the files.
+that is refused. Where a script that writes a stream was stopped, also by kill -9, the same command
+goes on behind the last whole shard. data/meta.py describes the files.
 """
 
 import collections
@@ -40,7 +40,7 @@ from data.tokenizer import TOKENIZER_FILE
 # the keys of prepare scripts that do not decide which data they make
 NO_PARAMETERS = ("from_dir", "from_file", "out_dir", "overwrite", "threads")
 AT_ONCE = 64  # documents that wait to be encoded, for each thread
-PROGRESS = ".progress.npz"  # beside the new files: how far a text has come
+PROGRESS = ".{}.npz"  # beside the new files: how far this split has come
 
 
 @dataclasses.dataclass
@@ -58,8 +58,9 @@ class Output:
 
 def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, dict]:
     """
-    Marks the folder as a data set. Returns its Path, and how a script, the generator, makes the
-    data, for meta.json: parameters are the keys that decide which data it makes, and `more`.
+    Marks the folder as a data set. Returns its Path and, for meta.json, how the script, which is
+    the generator, makes the data: "parameters" has the keys that decide which data it makes, and
+    `more`.
 
     Raises UserError, unless overwrite, where the folder holds another data set or something else.
     The folder of a script under data/ needs no mark.
@@ -146,31 +147,27 @@ def write_stream(
     documents before again, but does not encode them.
     """
     about |= {"name": name, "tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
-    with new_data_set(out_dir, PROGRESS, kind="stream", **about) as (folder, meta):
+    first = next(iter(splits))
+    with new_data_set(out_dir, PROGRESS.format(first), kind="stream", **about) as (folder, meta):
         made = json.dumps([meta, shard_tokens])
-        progress = read_progress(folder, made)
-        shards = [state["facts"]["shards"] for state in progress.values()]
-        files.clear(folder, {entry["file"] for entry in itertools.chain(*shards)} | {PROGRESS})
-        writers: list[TextSplit] = []
+        written = {}
         for split, texts in splits.items():
-            writer = TextSplit(folder, split, tokenizer.vocab_size, shard_tokens)
-            writers.append(writer)
-            total = len(texts) if isinstance(texts, Sized) else (totals or {}).get(split)
+            writer = TextSplit(folder, split, tokenizer.vocab_size, shard_tokens, made)
             documents = iter(texts)
-            if split in progress:
-                writer.go_on(progress[split], documents)
-            before = len(writer.offsets) - 1
-            with bar(split, total, before) as shown:
+            if not writer.go_on(documents) and split == first:
+                files.clear(folder)  # what is there is of another call
+            total = len(texts) if isinstance(texts, Sized) else (totals or {}).get(split)
+            with bar(split, total, writer.facts["documents"]) as shown:
                 for text, ids in encoded(documents, tokenizer, threads):
-                    if writer.add(text, ids, count_words(text)):
-                        save_progress(folder, made, writers)
+                    writer.add(text, ids, count_words(text))
                     shown.update()
             writer.finish()
+            written[split] = writer.facts
         # the data set has a copy, so that it can be decoded wherever it lies
         if hasattr(tokenizer, "content"):
             (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
             meta["tokenizer_file"] = entry_of(folder / TOKENIZER_FILE)
-        meta["splits"] = {writer.split: writer.facts for writer in writers}
+        meta["splits"] = written
 
 
 class LogFile:
@@ -213,20 +210,24 @@ def encoded(texts: Iterator[str], tokenizer, threads: int) -> Iterator[tuple[str
 
 
 class TextSplit:
-    """A split of text that is written: facts is its part of meta.json, of the documents so far."""
+    """A split of text while it is written. facts: its part of meta.json, for the documents so far.
+    made: what decides the data; only a call that makes the same goes on."""
 
-    def __init__(self, folder: Path, split: str, vocab_size: int, shard_tokens: int):
+    def __init__(self, folder: Path, split: str, vocab_size: int, shard_tokens: int, made: str):
         self.folder = folder
         self.split = split
+        self.dtype = dtype_of(vocab_size)
+        self.shard_tokens = shard_tokens
+        self.made = made
+        self.progress = folder / PROGRESS.format(split)
         counts = dict.fromkeys(("documents", "words", "bytes", "tokens"), 0)
         self.facts: dict[str, Any] = {**counts, "document_offsets": {}, "shards": []}
         self.checksum = 0  # of the text
         self.offsets = array("q", [0])  # where the documents begin, then the length of the split
-        self.room = np.empty(shard_tokens, dtype_of(vocab_size))
-        self.waiting = 0  # tokens at the start of room, which no shard has yet
+        self.waiting = array(self.dtype.char)  # tokens that no shard has yet
 
-    def add(self, text: str, ids: np.ndarray, words: int) -> bool:
-        """Adds a document, and writes what shards it fills. Returns whether it did."""
+    def add(self, text: str, ids: np.ndarray, words: int) -> None:
+        """Adds a document, and writes the shards that it fills."""
         content = text.encode()
         self.checksum = zlib.crc32(content, self.checksum)
         self.facts["documents"] += 1
@@ -234,21 +235,17 @@ class TextSplit:
         self.facts["bytes"] += len(content)
         self.facts["tokens"] += len(ids)
         self.offsets.append(self.facts["tokens"])
-        n_shards = len(self.facts["shards"])
-        while len(ids):
-            part = ids[: len(self.room) - self.waiting]
-            self.room[self.waiting : self.waiting + len(part)] = part
-            self.waiting += len(part)
-            ids = ids[len(part) :]
-            if self.waiting == len(self.room):
+        self.waiting.frombytes(ids.astype(self.dtype).tobytes())
+        if len(self.waiting) >= self.shard_tokens:
+            while len(self.waiting) >= self.shard_tokens:
                 self.save()
-        return len(self.facts["shards"]) > n_shards
+            self.save_progress()
 
     def save(self) -> None:
-        """Writes the tokens that wait as a shard."""
-        tokens = self.room[: self.waiting]
+        """Writes a shard of the tokens that wait."""
+        tokens = np.array(self.waiting[: self.shard_tokens])
+        del self.waiting[: self.shard_tokens]
         save_shard(self.folder, self.split, self.facts["shards"], tokens, tokens=len(tokens))
-        self.waiting = 0
 
     def finish(self) -> None:
         """Writes the last shard and the borders of the documents. Raises UserError for a split
@@ -260,58 +257,40 @@ class TextSplit:
                 f"the {self.split} split would hold only white space; name more, or raise "
                 "val_fraction"
             )
-        borders = np.array(self.offsets, np.int64)
         file = self.folder / f"{self.split}_documents.npy"
-        self.facts["document_offsets"] = save(file, borders)
-        self.room = self.room[:0].copy()  # the memory is for the next split
+        self.facts["document_offsets"] = save(file, np.array(self.offsets))
 
-    def go_on(self, state: dict, texts: Iterator[str]) -> None:
-        """Takes up what a call before has saved, and reads over its documents. Raises UserError
-        where those are others now."""
-        self.facts = state["facts"]
-        self.offsets = array("q", state["offsets"].tobytes())
-        self.waiting = len(state["waiting"])
-        self.room[: self.waiting] = state["waiting"]
-        done = self.facts["documents"]
+    def save_progress(self) -> None:
+        """Writes what a later call needs to go on."""
+        about = json.dumps([self.made, self.facts, self.checksum])
+        arrays = {"offsets": np.array(self.offsets), "waiting": np.array(self.waiting)}
+        files.write_whole(self.progress, lambda file: np.savez(file, about=about, **arrays))
+
+    def go_on(self, texts: Iterator[str]) -> bool:
+        """Takes up what a call before has saved, and reads over its documents. Returns whether it
+        could: that call made the same, and its shards are whole. Raises UserError where the
+        documents are others now."""
+        if not self.progress.is_file():
+            return False
+        with np.load(self.progress, allow_pickle=False) as saved:
+            made, facts, checksum = json.loads(str(saved["about"]))
+            offsets, waiting = saved["offsets"], saved["waiting"]
+        if made != self.made or not all(is_whole(self.folder, entry) for entry in facts["shards"]):
+            return False
+        self.facts = facts
+        self.offsets = array("q", offsets.tobytes())
+        self.waiting.frombytes(waiting.tobytes())
+        done = facts["documents"]
         with bar(f"{self.split}, read again", done) as shown:
             for text in itertools.islice(texts, done):
                 self.checksum = zlib.crc32(text.encode(), self.checksum)
                 shown.update()
-        if self.checksum != state["checksum"]:
+        if self.checksum != checksum:
             raise UserError(
                 f"{self.folder}: holds the first shards of another text, of a call that was "
                 "stopped; remove this folder to begin again"
             )
-
-
-def save_progress(folder: Path, made: str, writers: list[TextSplit]) -> None:
-    """Writes what a later call needs to go on, as one file. made: what decides the data."""
-    arrays = {}
-    facts = {}
-    for writer in writers:
-        arrays[f"{writer.split}_offsets"] = np.array(writer.offsets)
-        arrays[f"{writer.split}_waiting"] = writer.room[: writer.waiting]
-        facts[writer.split] = {"facts": writer.facts, "checksum": writer.checksum}
-    text = json.dumps({"made": made, "splits": facts})
-    files.write_whole(folder / PROGRESS, lambda file: np.savez(file, text=text, **arrays))
-
-
-def read_progress(folder: Path, made: str) -> dict[str, dict]:
-    """{split: its state} of a call before that made the same, and whose shards are whole; or
-    nothing."""
-    if not (folder / PROGRESS).is_file():
-        return {}
-    entries = []
-    with np.load(folder / PROGRESS, allow_pickle=False) as saved:
-        progress = json.loads(str(saved["text"]))
-        splits = progress["splits"]
-        for split, state in splits.items():
-            state["offsets"] = saved[f"{split}_offsets"]
-            state["waiting"] = saved[f"{split}_waiting"]
-            entries += state["facts"]["shards"]
-    if progress["made"] != made or not all(is_whole(folder, entry) for entry in entries):
-        return {}
-    return splits
+        return True
 
 
 def is_whole(folder: Path, entry: dict) -> bool:
@@ -324,42 +303,37 @@ def write_examples(
     config: Output,
     generator: str,
     version: int,
-    splits: dict[str, Iterable[tuple]],
+    splits: dict[str, Any],
     *,
     name: str,
     vocab_size: int,
     tokenizer: str | None = None,
     kinds: dict[str, list[int]] | None = None,
-    drawn_rows: dict | None = None,
     **more,
 ) -> None:
     """Claims the folder, as `claim` does, and writes separate examples. Raises UserError.
 
     splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts for meta.json) each,
-    where facts["slice"] is a name such as "64/4". tokenizer: what the ids mean; None: the name.
-    kinds: {name: ids}, queries that meters.py measures apart. drawn_rows: how the rows of training
-    are drawn (DRAWN_SPLIT of data/meta.py), if they are; `splits` then has no "train".
+    where facts["slice"] is a name such as "64/4". Where the rows of training are drawn, "train" has
+    a dict in place of slices, which says how (DRAWN_SPLIT of data/meta.py). tokenizer: what the ids
+    mean; None: the name. kinds: {name: ids}, queries that meters.py measures apart.
     """
     out_dir, about = claim(config, generator, version, **more)
     about |= {"name": name, "tokenizer": tokenizer or name, "vocab_size": vocab_size}
     if kinds:
         about["kinds"] = kinds
+    kind = "drawn" if isinstance(splits["train"], dict) else "examples"
     written: dict = {}
-    if drawn_rows:
-        written["train"] = {"drawn": drawn_rows, "shards": []}
-    kind = "drawn" if drawn_rows else "examples"
     with new_data_set(out_dir, kind=kind, splits=written, **about) as (folder, _):
         for split, slices in splits.items():
-            written[split] = write_rows_split(folder, split, slices, vocab_size)
+            if isinstance(slices, dict):
+                written[split] = {"drawn": slices, "shards": []}
+            else:
+                written[split] = write_rows_split(folder, split, slices, vocab_size)
 
 
 def write_drawn(
-    config: Any,
-    generator: str,
-    version: int,
-    task: str,
-    val: list[tuple],
-    tokenizer: str | None = None,
+    config: Any, generator: str, task: str, val: list[tuple], tokenizer: str | None = None
 ) -> None:
     """Writes a data set of a task of data/drawn.py, whose rows of training are drawn anew for every
     step. val: (tokens, labels), each (N, T), of each slice of validation; rows of training are as
@@ -368,15 +342,15 @@ def write_drawn(
     for tokens, labels in val:
         slices.append((np.stack([tokens, labels], axis=1), {"slice": str(tokens.shape[1])}))
     length = val[0][0].shape[1]
+    how = {"task": task, "length": length, "seed": config.seed, "version": drawn.VERSION}
     write_examples(
         config,
         generator,
-        version,
-        {"val": slices},
+        drawn.VERSION,
+        {"train": how, "val": slices},
         name=task,
         tokenizer=tokenizer,
         vocab_size=drawn.TASKS[task][2],
-        drawn_rows={"task": task, "length": length, "seed": config.seed, "version": version},
     )
 
 
@@ -422,8 +396,8 @@ def entry_of(path: Path) -> dict:
 
 
 def fitting(sizes: dict, names: Iterable, room: float) -> list:
-    """In the order given, each of the names that keeps the sum of the sizes taken at or below
-    room."""
+    """Goes through the names in their order, and takes each whose size fits into what is left of
+    `room`."""
     taken = []
     for name in names:
         if sizes[name] <= room:

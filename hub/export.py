@@ -45,7 +45,7 @@ class ExportConfig:
     )
 
 
-configurator.begin(__name__, ExportConfig, __doc__, positional=None)
+configurator.begin(__name__, ExportConfig, positional=None)
 
 from hub.export_hf import write_folder
 from hub.huggingface import export_to, write_checkpoint

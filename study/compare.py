@@ -45,7 +45,7 @@ class Config:
 
 def main(argv: list[str]) -> None:
     config = configurator.load(
-        Config, argv, positional="files", program="study/compare.py", description=__doc__
+        Config, argv, positional="files"
     )
     if len(config.files) != 2:
         words = "files: name two, the numbers before a change and after it"

@@ -192,9 +192,10 @@ def test_words_without_dashes_fill_a_list_and_one_of_another_spelling_says_how_t
     assert error_of(load, Config, ["out"], positional=None) == "'out': write --key=value"
 
 
-def test_help_shows_every_key_with_its_default_its_values_and_its_line(capsys):
+def test_help_shows_every_key_with_its_default_its_values_and_its_line(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x.py"])
     with pytest.raises(SystemExit) as caught:
-        load(Config, ["--n_layers", "--help"], program="x.py", description="Trains.\n\n    x")
+        load(Config, ["--n_layers", "--help"])
     out = capsys.readouterr().out
     assert caught.value.code == 0 and out.startswith("usage: python x.py [config.py ...] [--key")
     for field in (field for field in dataclasses.fields(Config) if field.init):

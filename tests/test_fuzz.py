@@ -453,7 +453,7 @@ def command_line(draw, script, inputs, new):
     shapes = ["--{}={}"] * 30 + ["--{}", "-{}={}", "{}={}", "--{} {}", "--x{}={}", "\u2014{}={}"]
     for _ in range(draw.randint(0, 4)):
         field = draw.choice(fields)
-        odd = [*ODD, *field.metadata["checks"]["choices"]]
+        odd = [*ODD, *field.metadata["checks"].get("choices", ())]
         value = str(draw.choice(list(inputs.values()) if draw.random() < 0.3 else odd))
         # a device of this machine, an input of the next case, the folder of the script, all memory, the internet
         is_spared = field.name in WRITTEN and value in inputs.values() or field.name in ALWAYS and value == "None"

@@ -64,14 +64,12 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     alphabet, table, first = chain_of(config)
+    sizes = {"train": config.train_size, "val": config.val_size}
     splits = {}
-    for i, split in enumerate(("train", "val")):
+    for i, (split, size) in enumerate(sizes.items()):
         rng = np.random.default_rng([config.seed, i])
-        size = config.train_size if split == "train" else config.val_size
         examples = generate(rng, size, config.seq_len, table, first, config.triggers)
         loss = perfect_loss(examples[:, 0], table, first, config.triggers)
         splits[split] = [(examples, {"slice": str(config.seq_len), "perfect_loss": loss})]
@@ -94,22 +92,23 @@ def chain_of(config):
     """The alphabet, and the probabilities of the chain by id: pairs (K + 1, K + 1) and first
     character (K + 1,)."""
     text = read_text(config.text) if config.text else "".join(read_sources().values())
-    # of two that are as frequent, the one of the smaller code is first
-    frequency = sorted(Counter(text).items(), key=lambda pair: (-pair[1], pair[0]))
+    count_of = Counter(text)
     K = config.characters
-    if not config.triggers < K <= len(frequency):
+    if not config.triggers < K <= len(count_of):
         raise UserError(
             f"characters={K}: must be more than triggers={config.triggers}, and at most "
-            f"{len(frequency)}, those of the text"
+            f"{len(count_of)}, those of the text"
         )
-    alphabet = "".join(character for character, _ in frequency[:K])
-    counts = np.array([0, *(n for _, n in frequency[:K])])
-    id_of = {character: i + 1 for i, character in enumerate(alphabet)}
+    # of two that are as frequent, the one of the smaller code is first
+    frequent = sorted(sorted(count_of), key=count_of.get, reverse=True)
+    alphabet = "".join(frequent[:K])
+    counts = np.array([0, *map(count_of.get, alphabet)])
+    id_of = {character: i for i, character in enumerate(alphabet, 1)}
     ids = np.array([id_of.get(character, 0) for character in text])
     pairs = np.zeros((K + 1, K + 1), np.int64)
     np.add.at(pairs, (ids[:-1], ids[1:]), 1)
     pairs[:, 0] = 0
-    # what no other character follows is followed by any, as often as that one occurs
+    # a character that no other follows is followed by any, as often as each occurs
     pairs[pairs.sum(1) == 0] = counts
     pairs[0] = 0
     table = pairs / np.maximum(pairs.sum(1, keepdims=True), 1)

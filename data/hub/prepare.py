@@ -13,13 +13,12 @@ A row that is not empty is a document. It ends with a line end, which is added w
 none. Without val_split the sha256 of a text decides whether it is held out for validation: no copy
 of it is on the other side.
 
-The data are the same for any number of threads. A call that was stopped is gone on with by the same
-one, which reads the rows before again, over the network, too; it does not encode them. Texts that
+The data are the same for any number of threads. Where a call was stopped, the same call goes on: it
+reads the rows before again, over the network, too, but does not encode them. Texts that
 are held out wait in a file without a name in out_dir. The bar has a total for parquet, and for
 jsonl in a folder, whose rows are counted before.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -64,22 +63,21 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional="name", program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional="name")
     if len(config.name) != 1:
         raise UserError("name one data set of the hub, or a folder with a copy")
     train = Split(config, config.split)
     totals = {"train": train.count()}
+    val = None
     if config.val_split is not None:
-        rows = Split(config, config.val_split)
-        totals["val"] = rows.count()
+        val = Split(config, config.val_split)
+        totals["val"] = val.count()
     out_dir, about = claim(config, GENERATOR, VERSION)
-    with HeldOut(out_dir) as held_out:  # is filled while the documents of training are written
-        val = held_out if config.val_split is None else texts_of(config, rows)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", dir=out_dir) as file:
+        held_out = HeldOut(file)  # is filled while the documents of training are written
         write_stream(
             out_dir,
-            {"train": training_texts(config, train, held_out.append), "val": val},
+            {"train": training_texts(config, train, held_out.append), "val": val or held_out},
             name=Path(config.name[0]).resolve().name,
             tokenizer=choose_tokenizer(config.tokenizer, training_texts(config, train)),
             threads=config.threads,
@@ -88,15 +86,12 @@ def main(argv):
         )
 
 
-class HeldOut(contextlib.AbstractContextManager):
-    """Texts that wait on the disk, since those of a large data set would fill the memory."""
+class HeldOut:
+    """Texts that wait in a file, since those of a large data set would fill the memory."""
 
-    def __init__(self, folder):
-        self.file = tempfile.TemporaryFile("w+", encoding="utf-8", dir=folder)
+    def __init__(self, file):
+        self.file = file
         self.n = 0
-
-    def __exit__(self, *error):
-        self.file.close()
 
     def append(self, text):
         self.file.write(f"{json.dumps(text)}\n")
@@ -117,8 +112,8 @@ def failure(config, what):
 
 
 class Split:
-    """The column of a split that holds the text: its values, row by row, as often as one iterates.
-    Raises UserError where there is none."""
+    """The documents of a split, as str, as often as one iterates. Raises UserError where the data
+    set has no such split or column."""
 
     def __init__(self, config, split):
         with one_line("pip install datasets", ImportError):
@@ -129,19 +124,31 @@ class Split:
                 config.name[0], config.config, revision=config.revision
             )
             found = builder.as_streaming_dataset()
-            configurator.check_choice("split", split, tuple(found))
+            configurator.check_choice("split", split, found)
             rows = found[split]
             # jsonl has no names, only rows
             columns = rows.column_names or next(iter(rows), {})
-            configurator.check_choice("column", config.column, tuple(columns))
+            configurator.check_choice("column", config.column, columns)
         # no other column is decoded: a picture there may be damaged
         self.rows = rows.select_columns([config.column]).with_format("arrow")
         files = (builder.config.data_files or {}).get(split, [])
         self.parquet = [str(file) for file in files if str(file).endswith(".parquet")]
 
     def __iter__(self):
-        for table in self.tables_of_parquet() if self.parquet else self.rows.iter(AT_ONCE):
-            yield from table[self.config.column].to_pylist()
+        column = self.config.column
+        with failure(self.config, "read"):
+            values = itertools.chain.from_iterable(t[column].to_pylist() for t in self.tables())
+            for text in itertools.islice(filter(None, values), self.config.documents):
+                if not isinstance(text, str):
+                    what = type(text).__name__
+                    raise UserError(f"column={column}: holds {what}, which is no text")
+                yield text if text.endswith("\n") else f"{text}\n"
+
+    def tables(self):
+        if not self.parquet:
+            yield from self.rows.iter(AT_ONCE)
+        for file in self.open_parquet():
+            yield from file.iter_batches(AT_ONCE, columns=[self.config.column])
 
     def open_parquet(self):
         """Yields each file. `datasets` would read them ahead, gigabytes of them."""
@@ -152,10 +159,6 @@ class Split:
             with fsspec.open(name, "rb") as file:
                 yield pyarrow.parquet.ParquetFile(file, pre_buffer=False)
 
-    def tables_of_parquet(self):
-        for file in self.open_parquet():
-            yield from file.iter_batches(AT_ONCE, columns=[self.config.column])
-
     def count(self):
         """The number of rows, at most `documents`: of parquet as the files say; those of a folder
         are counted; or None."""
@@ -164,24 +167,14 @@ class Split:
             if self.parquet:
                 n = sum(file.metadata.num_rows for file in self.open_parquet())
             elif os.path.isdir(self.config.name[0]):
-                n = sum(table.num_rows for table in self.rows.iter(AT_ONCE))
+                n = sum(table.num_rows for table in self.tables())
         return n if self.config.documents is None else min(n or math.inf, self.config.documents)
-
-
-def texts_of(config, rows):
-    """Yields the documents of a split as str."""
-    with failure(config, "read"):
-        for text in itertools.islice(filter(None, rows), config.documents):
-            if not isinstance(text, str):
-                what = type(text).__name__
-                raise UserError(f"column={config.column}: holds {what}, which is no text")
-            yield text if text.endswith("\n") else f"{text}\n"
 
 
 def training_texts(config, rows, hold_out=lambda text: None):
     """Yields the documents of the split of training. Without val_split some are for validation, and
     are given to `hold_out` instead."""
-    for text in texts_of(config, rows):
+    for text in rows:
         place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
         if config.val_split is None and place < config.val_fraction:
             hold_out(text)

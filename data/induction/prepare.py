@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import key
-from data.drawn import INDUCTION_IDS, LONGEST, VERSION, induction, random_bits, sources_of
+from data.drawn import INDUCTION_IDS, LONGEST, induction, random_bits, sources_of
 from data.writing import Output, write_drawn
 
 GENERATOR = "data/induction/prepare.py"
@@ -46,13 +46,11 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     bits = random_bits("induction", config.length, f"{config.seed} val", 0, config.val_size)
     tokens, labels = induction(bits)
     labels[~is_copy(sources_of(bits))] = 0
-    write_drawn(config, GENERATOR, VERSION, "induction", [(tokens, labels)])
+    write_drawn(config, GENERATOR, "induction", [(tokens, labels)])
 
 
 def is_copy(sources: np.ndarray) -> np.ndarray:

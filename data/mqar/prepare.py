@@ -59,9 +59,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     splits = generate_splits(config)
     write_examples(config, GENERATOR, VERSION, splits, name="mqar", vocab_size=config.vocab_size)
 
@@ -138,8 +136,8 @@ def draw(rng, n, count, low, high):
 
 
 def replace_rows_of(train, val, rng, config, length, pairs):
-    """Draws the rows of validation that training has, too, again, in place. Raises UserError if
-    some are left after 100 turns."""
+    """Draws again, in place, the rows of validation that are also rows of training. Raises
+    UserError if some are left after 100 turns."""
     rows = {row.tobytes() for row in train[:, 0]}
     for _ in range(100):
         seen = [i for i, row in enumerate(val[:, 0]) if row.tobytes() in rows]

@@ -45,9 +45,7 @@ class Config(pystdlib.Config):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     found = find_packages(config.requirements or DATA.parent / "requirements.txt")
     files = {}
     for distribution in found.values():
@@ -60,7 +58,8 @@ def main(argv):
 def find_packages(requirements):
     """{name: distribution} of the packages that the file names and those that they need, as far as
     they are installed. Raises UserError where a package that the file names is not."""
-    from packaging.requirements import Requirement  # which matplotlib needs, too
+    from packaging.requirements import Requirement  # matplotlib needs packaging, too
+    from packaging.utils import canonicalize_name
 
     with one_line(f"{requirements}: cannot be read"):
         lines = read_regular(requirements, 1 << 20).decode().splitlines()
@@ -69,8 +68,7 @@ def find_packages(requirements):
     found = {}
     waiting = list(named)
     for requirement in waiting:  # which grows
-        # the name as PEP 503 spells it
-        name = requirement.name.lower().replace("_", "-").replace(".", "-")
+        name = canonicalize_name(requirement.name)
         # of this Python and system, and of no extra of the package that has it
         is_wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         if name in found or not is_wanted:

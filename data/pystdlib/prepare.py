@@ -13,9 +13,9 @@ leaves out
                       the paths; blank lines and indents do not count
 
 Validation is whole top-level packages and modules, the same for every seed: in the order of the
-sha256 of their names each is taken that fits, and is no more than a sixth of it. The seed decides
-the order of the training files, of which most_bytes takes each that fits. Other versions of Python
-give other text, so meta.json holds the version.
+sha256 of their names, each is taken that still fits and is at most a sixth of validation. The seed
+decides the order of the training files. Under most_bytes, each is taken that still fits. Other
+versions of Python give other text, so meta.json holds the version.
 """
 
 import collections
@@ -59,9 +59,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     write_sources(config, GENERATOR, VERSION, read_sources(), "byte")
 
 

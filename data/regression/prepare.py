@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import key
-from data.drawn import LONGEST, VERSION, WEIGHTS, X_LEVELS, rows
+from data.drawn import LONGEST, WEIGHTS, X_LEVELS, rows
 from data.writing import Output, write_drawn
 
 GENERATOR = "data/regression/prepare.py"
@@ -63,14 +63,12 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     tokens, labels = rows(
         "regression", 3 * config.examples, f"{config.seed} val", 0, config.val_size
     )
     labels[:, : 3 * KNOWN] = 0
-    write_drawn(config, GENERATOR, VERSION, "regression", [(tokens, labels)])
+    write_drawn(config, GENERATOR, "regression", [(tokens, labels)])
 
 
 def chance(config) -> float:

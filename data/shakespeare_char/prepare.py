@@ -36,9 +36,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     # the folder, marked as ours, and for its meta.json how the data are made
     out_dir, about = claim(config, GENERATOR, VERSION)
     if config.from_file:

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import UserError, key
-from data.drawn import LONGEST, STATES, TASKS, VERSION, rows
+from data.drawn import LONGEST, STATES, TASKS, rows
 from data.writing import Output, write_drawn
 
 GENERATOR = "data/states/prepare.py"
@@ -57,9 +57,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     lengths = [config.length, *config.slices]
     if sorted(set(lengths)) != lengths:
         raise UserError(
@@ -72,7 +70,7 @@ def main(argv):
         labels[:, :shorter] = 0
         val.append((tokens, labels))
         shorter = length
-    write_drawn(config, GENERATOR, VERSION, config.task, val, tokenizer=f"states/{config.task}")
+    write_drawn(config, GENERATOR, config.task, val, tokenizer=f"states/{config.task}")
 
 
 def chance(config) -> float:

@@ -11,8 +11,8 @@ validation. Files are taken in the order of their paths, once each; blank ones, 
 folders, are left out, and those of --val are not trained on.
 
 Files are read twice, one at a time: the sizes decide the split. A file is a document, which must fit
-in memory. A call that was stopped is gone on with by the same one. The data are the same for any
-number of threads.
+in memory. Where a call was stopped, the same call goes on. The data are the same for any number of
+threads.
 """
 
 import glob
@@ -48,9 +48,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional="paths", program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional="paths")
     sizes = find_files(config.paths, config.ext)
     out_dir, about = claim(config, GENERATOR, VERSION, errors="stop")
     if len(sizes) == 1 and not config.val:
@@ -116,8 +114,8 @@ def read_text(file):
 
 
 def held_out(sizes, config):
-    """{path: bytes} for validation: in a random order, each that keeps validation at or below
-    val_fraction of all; if none does, the smallest."""
+    """{path: bytes} for validation: in a random order, each file that fits into what is left of
+    val_fraction of all bytes; where none fits, the smallest."""
     order = np.random.default_rng(config.seed).permutation(len(sizes))
     paths = list(sizes)
     taken = fitting(sizes, [paths[i] for i in order], config.val_fraction * sum(sizes.values()))

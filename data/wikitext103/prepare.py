@@ -47,7 +47,7 @@ TITLE = re.compile(rb"\n(?:(?<=\n \n)|(?<=\n\n)|(?<=\A \n)|(?<=\A\n)) = (?!= )[^
 @dataclass
 class Config(Output):
     version: str = key(
-        "tokens", "tokens: words apart, rare ones <unk>; raw: as written", choices=tuple(HUB_CONFIG)
+        "tokens", "tokens: words apart, rare ones <unk>; raw: as written", choices=HUB_CONFIG
     )
     from_dir: str | None = key(None, "folder with local copies; None: download them")
     tokenizer: str = key("gpt2", CHOICES)
@@ -56,9 +56,7 @@ class Config(Output):
 
 
 def main(argv):
-    config = configurator.load(
-        Config, argv, positional=None, program=GENERATOR, description=__doc__
-    )
+    config = configurator.load(Config, argv, positional=None)
     name = "wikitext103"
     if config.version == "raw":
         name += "-raw"
