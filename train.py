@@ -741,7 +741,7 @@ def write_start(run: Run, run_id: str) -> None:
     """Writes config.json and the code, and sets run.about, what is the same in every checkpoint."""
     model, dataset = run.model, run.dataset
     code, code_files = code_sha256()  # read now: later edits do not change this run
-    about = {
+    about: dict = {
         "run_id": run_id,
         "config": dataclasses.asdict(run.config),
         "dtype": run.dtype,

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from base import files
 from base.configurator import UserError
@@ -43,7 +43,7 @@ class OutDir(contextlib.AbstractContextManager):
         self.resumed = resumed
         self.lock: IO | None = None
         self.metrics: IO | None = None  # metrics.jsonl
-        self.logger = None  # another one, of runs/loggers.py
+        self.logger: Any = None  # another one, of runs/loggers.py
         self.kept: list[dict] = []  # the rows of metrics.jsonl from before this start
         # the row of the end, if the run had ended at the step from which it goes on
         self.ended: dict | None = None
@@ -88,7 +88,7 @@ class OutDir(contextlib.AbstractContextManager):
                 # as a new file: an old one may be a hard link to that of another run
                 files.write_bytes(self.path / "code" / name, (ROOT / name).read_bytes())
         if self.resumed is None:  # what would be taken for this run's
-            old = ["ckpt.pt", "best.pt", *self.path.glob(KEPT)]
+            old: list = ["ckpt.pt", "best.pt", *self.path.glob(KEPT)]
             if self.config.overwrite:
                 old += OF_OTHER_SCRIPTS
             for name in old:

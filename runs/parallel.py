@@ -230,10 +230,10 @@ def whole_state(model: GPT, optimizers: list[torch.optim.Optimizer]) -> tuple[di
         return dict(model.state_dict()), moments
     from torch.distributed.checkpoint import state_dict
 
-    whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = state_dict.get_model_state_dict(model, options=whole)
+    options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = state_dict.get_model_state_dict(model, options=options)
     if any(moments.values()):  # before the first step torch would make some by a step of its own
-        moments = state_dict.get_optimizer_state_dict(model, optimizers, options=whole)
+        moments = state_dict.get_optimizer_state_dict(model, optimizers, options=options)
         moments = moments.get("state", {})
     return weights, moments
 
@@ -249,8 +249,8 @@ def load_moments(model: GPT, optimizers: list[torch.optim.Optimizer], moments: d
             for group in optimizer.param_groups:
                 state["param_groups"].append(group | {"params": group["param_names"]})
         if any(moments.values()):
-            whole = state_dict.StateDictOptions(full_state_dict=True)
-            state_dict.set_optimizer_state_dict(model, optimizers, state, options=whole)
+            options = state_dict.StateDictOptions(full_state_dict=True)
+            state_dict.set_optimizer_state_dict(model, optimizers, state, options=options)
         return
     for optimizer in optimizers:
         copies: Any = {}
