@@ -73,8 +73,6 @@ from runs.hardware import Processes, autocast, pick_dtype
 from study.table import aligned
 
 CHUNK_TOKENS = 1024  # the most tokens whose logits are held at once
-# tokens of a batch in training; measured: twice as many take 1.1 to 1.3 times as long a token
-EVALUATED_AT_ONCE = 8192
 POSITION_BINS = 16  # the most parts of the context that the loss by position is reported for
 # a label is "repeated" if so many tokens before it have stood in a row earlier in the window
 REPEATED = 8
@@ -265,14 +263,6 @@ def mean_loss(sums: torch.Tensor) -> float | None:
     """(2, n, 3) -> nats per label; None without any."""
     nats, labels, _ = sums.sum((0, 1)).tolist()
     return nats / labels if labels else None
-
-
-def evaluation_rows(config, dataset: Dataset) -> int:
-    """How many rows train.py evaluates at once: n_layer times batch_size, since a step keeps the
-    activations of every layer and an evaluation those of one; at most EVALUATED_AT_ONCE tokens,
-    unless batch_size is more."""
-    most = EVALUATED_AT_ONCE // dataset.longest("val", config.block_size)
-    return max(config.batch_size, min(config.batch_size * config.n_layer, most))
 
 
 # -- Pruned gates, and arithmetic in 8 bits --------------------------------------------------------

@@ -209,10 +209,9 @@ import re
 from pathlib import Path
 
 from base.configurator import show
-from base.files import check_output, one_line, read_regular
+from base.files import check_output, one_line, read_regular, write_text
 from base.rules import wrong_field
 from evaluate import EvaluateConfig
-from runs.outdir import write_text
 from study import claims, curves, report
 from study.arms import NAMES, about, all_arms, all_claims, arms_named, check_named, refuse
 from study.page import write_page

@@ -29,42 +29,47 @@ from keys import GPTConfig, TrainConfig, model_args
 # imports no torch: a slip in the command line is told at once
 configurator.begin(__name__, TrainConfig)
 
-import collections
-import copy
 import dataclasses
+import itertools
 import math
 import signal
 import sys
 import time
 import uuid
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple, NoReturn
 
+import numpy
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import variants  # noqa: F401  adds its mixers to those of model.py
 from base.configurator import UserError
-from data.shards import Dataset, open_dataset
-from evaluate import evaluate, evaluation_rows
-from model import GPT, check_documents
+from data.shards import Dataset
+from evaluate import evaluate
+from model import GPT
 from ops import IGNORE
-from runs import memory, parallel
-from runs.checkpoint import build_model, check_same_meaning, check_same_weights
-from runs.dry_run import model_line, print_plan
-from runs.hardware import Processes, Stopped, autocast, peak_flops, pick_dtype
-from runs.health import bad_weight, first_bad_tensor, is_spike
+from runs import parallel
+from runs.checkpoint import build_model
+from runs.dry_run import print_plan
+from runs.hardware import Processes, autocast, peak_flops, pick_dtype
+from runs.health import bad_weight, first_bad_tensor
+from runs.memory import check_training
 from runs.muon import Muon, matrices_of
-from runs.notes import forms_that_ran, notes_on_keys
-from runs.outdir import OutDir, check_same_start, code_sha256, versions
+from runs.notes import forms_that_ran, print_start
+from runs.outdir import OutDir, code_sha256
 from runs.probe import first_rows, training_meters
-from runs.resume import Start, restore, take_weights, where_to_start
+from runs.resume import Start, check_same_start, open_data, restore, take_weights, where_to_start
 
 READ_AHEAD = 2  # the steps whose batches are read while a step computes
+# tokens of a batch of an evaluation; measured: twice as many take 1.1 to 1.3 times as long a token
+EVALUATED_AT_ONCE = 8192
 
 # -- What a step takes: its rate, the optimizers, its batches, its loss ----------------------------
 
@@ -76,27 +81,23 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     (Haegele et al. 2024). cosine falls to a tenth, as nanoGPT's.
     """
     highest = config.learning_rate
-    warmup = config.warmup_iters
-    if step < warmup:
-        return highest * (step + 1) / (warmup + 1)
+    start = config.warmup_iters
+    end = config.max_iters
+    if step < start:
+        return highest * (step + 1) / (start + 1)
     if config.schedule == "constant":
         return highest
-    end = config.max_iters
     if config.schedule == "wsd":
-        steps = config.decay_iters or max(1, end // 5)
-        left = 1 - math.sqrt(progress(step, max(warmup, end - steps), end))
+        start = max(start, end - (config.decay_iters or max(1, end // 5)))
+    progress = max(0.0, min(1.0, (step - start) / max(1, end - start)))
+    left = 0.5 * (1 + math.cos(math.pi * progress))
+    lowest = highest / 10
+    if config.schedule == "wsd":
+        left = 1 - math.sqrt(progress)
         lowest = 0.0
-    else:
-        left = 0.5 * (1 + math.cos(math.pi * progress(step, warmup, end)))
-        lowest = highest / 10
     if config.min_lr is not None:
         lowest = config.min_lr
     return lowest + left * (highest - lowest)
-
-
-def progress(step: int, start: int, end: int) -> float:
-    """From 0 at start to 1 at end."""
-    return max(0.0, min(1.0, (step - start) / max(1, end - start)))
 
 
 def make_optimizers(
@@ -109,11 +110,11 @@ def make_optimizers(
     groups = model.parameter_groups(
         config.weight_decay, config.gate_weight_decay, config.gate_lr_scale
     )
-    of_muon = []
-    of_adamw = []
     rows: dict = {}  # {parameter of Muon: the rows of each matrix in it}
     if config.optimizer == "muon":
         rows = matrices_of(model, with_gates=config.gate_optimizer != "adamw")
+    of_muon = []
+    of_adamw = []
     for group in groups:
         matrices = [(name, p) for name, p in group["params"] if p in rows]
         others = [(name, p) for name, p in group["params"] if p not in rows]
@@ -176,41 +177,28 @@ def load_batches(
         )
         n_labels += int((targets != IGNORE).sum())
         if m % processes.world_size == processes.rank:
-            if document is not None:
-                document = processes.pin(document)
-            own.append(Batch(m, processes.pin(inputs), processes.pin(targets), 0, document))
+            pin = processes.pin
+            own.append(Batch(m, pin(inputs), pin(targets), 0, pin(document)))
     return [batch._replace(n_labels=max(1, n_labels)) for batch in own]
 
 
 def read_ahead(run: "Run", steps: Iterable[int]) -> Iterator[list[Batch]]:
     """Yields the batches of each step on the device. While a step computes, a thread reads those of
     the next READ_AHEAD ones. An error in reading is raised when its step is reached."""
-    waiting: collections.deque = collections.deque()
-    for step in steps:
-        future = run.reader.submit(
-            load_batches,
-            run.dataset,
-            run.config,
-            run.processes,
-            same_length=run.compiled,
-            step=step,
-        )
-        waiting.append(future)
-        if len(waiting) > READ_AHEAD:
-            yield on_device(run, waiting.popleft().result())
-    while waiting:
-        yield on_device(run, waiting.popleft().result())
-
-
-def on_device(run: "Run", batches: list[Batch]) -> list[Batch]:
+    given = (run.dataset, run.config, run.processes, run.compiled)
     to_device = run.processes.to_device
-    moved = []
-    for batch in batches:
-        batch = batch._replace(inputs=to_device(batch.inputs), targets=to_device(batch.targets))
-        if batch.document is not None:
-            batch = batch._replace(document=to_device(batch.document))
-        moved.append(batch)
-    return moved
+    steps = iter(steps)
+    waiting: deque = deque()
+    while True:
+        for step in itertools.islice(steps, READ_AHEAD + 1 - len(waiting)):
+            waiting.append(run.reader.submit(load_batches, *given, step=step))
+        if not waiting:
+            return
+        batches = []
+        for m, inputs, targets, n_labels, document in waiting.popleft().result():
+            moved = (to_device(inputs), to_device(targets), n_labels, to_device(document))
+            batches.append(Batch(m, *moved))
+        yield batches
 
 
 def micro_loss(
@@ -247,7 +235,12 @@ class Run:
     step_model: torch.nn.Module  # what a step calls: the model, compiled or DDP's
     optimizers: list
     scaler: torch.amp.GradScaler
+    tokens_per_step: int  # a mean, as the FLOPs are
+    flops_per_token: float  # of training: three times those of the forward pass
     peak: tuple[float, str]  # FLOP/s that a device can reach, how that is known
+    # the first step whose loss or gradient was not finite; -1 if none. A tensor on the device, so
+    # that setting it waits for nothing
+    bad_step: torch.Tensor
     about: dict = dataclasses.field(default_factory=dict)  # the same in every checkpoint
 
     step: int = 0  # the step that comes next, or is being taken
@@ -258,9 +251,10 @@ class Run:
     seconds_before: float = 0.0  # of training, before it was stopped
     started: float = 0.0  # the perf_counter() at which it began, had it never been stopped
     eval_seconds: float = 0.0
-    # the first step whose loss or gradient was not finite; -1 if none. A tensor on the device, so
-    # that setting it waits for nothing
-    bad_step: torch.Tensor = None
+
+
+class Stopped(Exception):
+    """A signal has come to one of the processes; its number is the argument."""
 
 
 def train(run: Run) -> None:
@@ -301,18 +295,19 @@ def train(run: Run) -> None:
         # save and evaluate, each in its interval and at the end; save before, so that a kill during
         # the evaluation loses nothing
         is_last = step == config.max_iters
+        evaluates_now = is_last or step % config.eval_interval == 0
         if saves_now(run):
             check_and_save(run)
-            log_step = step
-            log_time = time.perf_counter()
-        if is_last or step % config.eval_interval == 0:
-            if not was_evaluated(run):
+        if evaluates_now:
+            # a run that goes on may have the row of this step
+            if step not in [row["step"] for row in run.evaluations]:
                 evaluate_and_save_the_best(run)
-                log_step = step
-                log_time = time.perf_counter()
             if is_last or is_solved(run):
                 check_and_save(run)
                 break
+        if saves_now(run) or evaluates_now:  # these are no part of the speed of a step
+            log_step = step
+            log_time = time.perf_counter()
 
         # forward and backward. From here to the log nothing waits for a GPU: no tensor's value is
         # read
@@ -329,7 +324,9 @@ def train(run: Run) -> None:
             torch.distributed.all_reduce(loss)
         if step == first_step:
             check_all_are_used(model)
-            print_forms(run)
+            if processes.is_main:
+                for line in forms_that_ran(model):
+                    print(line)
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
         grad_norm = parallel.clip_gradients(model, config.grad_clip)
@@ -356,7 +353,7 @@ def train(run: Run) -> None:
             row["grad_norm"] = float(grad_norm) if math.isfinite(grad_norm) else None
             row["spike"] = is_spike(row["loss"], logged_losses)
             seconds = time.perf_counter() - log_time
-            row["tokens_per_second"] = tokens_per_step(run) * (step + 1 - log_step) / seconds
+            row["tokens_per_second"] = run.tokens_per_step * (step + 1 - log_step) / seconds
             row["mfu"] = mfu(run, row["tokens_per_second"])
             log_step = step + 1
             log_time = time.perf_counter()
@@ -376,11 +373,6 @@ def saves_now(run: Run) -> bool:
     return is_last or run.step % run.config.steps_of_save == 0
 
 
-def was_evaluated(run: Run) -> bool:
-    """Whether this step was evaluated already, before the run was stopped and resumed at it."""
-    return any(row["step"] == run.step for row in run.evaluations)
-
-
 def is_solved(run: Run) -> bool:
     """Whether the last two evaluations were above stop_above."""
     if run.config.stop_above is None or len(run.evaluations) < 2:
@@ -398,26 +390,17 @@ def check_all_are_used(model: GPT) -> None:
         )
 
 
-def print_forms(run: Run) -> None:
-    if run.processes.is_main:
-        for line in forms_that_ran(run.model):
-            print(line)
-
-
-def tokens_per_step(run: Run) -> int:
-    tokens = run.dataset.tokens_per_example("train", run.config.block_size)  # a mean
-    return round(run.config.batch_size * run.config.gradient_accumulation_steps * tokens)
+def is_spike(loss: float, earlier: list[float]) -> bool:
+    """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at
+    least 20)."""
+    window = earlier[-100:]
+    return len(window) >= 20 and loss > fmean(window) + 5 * pstdev(window)
 
 
 def mfu(run: Run, tokens_per_second: float) -> float:
     """The model FLOPs utilisation."""
-    return tokens_per_second * flops_of_training(run) / (run.peak[0] * run.processes.world_size)
-
-
-def flops_of_training(run: Run) -> float:
-    """The FLOPs of a token of training: three times those of its forward pass."""
-    tokens: Any = run.dataset.tokens_per_example("train", run.config.block_size)  # a mean
-    return 3 * run.model.flops_per_token(tokens)
+    peak_of_all = run.peak[0] * run.processes.world_size
+    return tokens_per_second * run.flops_per_token / peak_of_all
 
 
 # -- Evaluations and checkpoints -------------------------------------------------------------------
@@ -429,7 +412,7 @@ def sample_size(run: Run, max_iters: int, eval_interval: int) -> int | None:
     tokens = run.config.eval_tokens
     if tokens is None or max_iters >= eval_interval:
         return tokens
-    return min(tokens, max(1, max_iters * tokens_per_step(run) // 10))
+    return min(tokens, max(1, max_iters * run.tokens_per_step // 10))
 
 
 def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
@@ -446,10 +429,15 @@ def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
         leave=False,
         disable=None if processes.is_main else True,  # None: shown in a terminal alone
     )
-    rows = evaluation_rows(config, run.dataset)
+    # n_layer times batch_size, if that is not too many tokens: a step keeps the activations of every
+    # layer, and an evaluation those of one
+    most = EVALUATED_AT_ONCE // run.dataset.longest("val", config.block_size)
+    rows = max(config.batch_size, min(config.batch_size * config.n_layer, most))
 
     def before_batch():
-        processes.stop_if_signalled()
+        number = processes.any_signal()
+        if number:
+            raise Stopped(number)
         bar.update(rows * config.block_size)
 
     try:
@@ -470,16 +458,13 @@ def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
                 reason = f"validation loss is {numbers['loss']}"
                 fail(run, run.step, reason, bad_weight(model))
             numbers["seconds"] = time.perf_counter() - start
-            if with_meters and (
-                processes.is_main or parallel.is_fsdp(config, processes.world_size)
-            ):
+            # a sharded model needs every process in each pass
+            if with_meters and (processes.is_main or parallel.is_sharded(model)):
                 # a mixture has those of its first part
-                part = run.dataset.parts[0]
-                numbers["meters"] = training_meters(
-                    model, part, config.block_size, run.dtype, tokens or all_tokens
-                )
+                given = (run.dataset.parts[0], config.block_size, run.dtype, tokens or all_tokens)
+                numbers["meters"] = training_meters(model, *given)
     except Stopped as stopped:
-        exit_by_signal(run, stopped.number)
+        exit_by_signal(run, stopped.args[0])
     run.eval_seconds += time.perf_counter() - start
     return {"val_loss": numbers.pop("loss")} | numbers
 
@@ -501,11 +486,21 @@ def evaluate_and_save_the_best(run: Run) -> None:
 
 def check_and_save(run: Run) -> None:
     """Saves the step, if that is not done yet. Ends the run instead if the weights are not fit to
-    replace the last good checkpoint."""
-    if run.saved_step != run.step:
-        fail_if_not_finite(run)
-        fail_if_it_overflows(run)
-        save(run, is_best=False)
+    replace the last good checkpoint: an update may make them so large that only the output of the
+    next pass shows it."""
+    if run.saved_step == run.step:
+        return
+    fail_if_not_finite(run)
+    model, processes = run.model, run.processes
+    inputs, _ = first_rows(run.dataset.parts[0], "val", 1, run.config.block_size)
+    with parallel.eager(model), torch.no_grad(), autocast(processes.device_type, run.dtype):
+        model.eval()
+        hidden, _ = model.features(inputs.to(processes.device))
+        model.train()
+    if not processes.from_main(bool(hidden.isfinite().all())):
+        reason = "the output on a row of validation is not finite"
+        fail(run, run.step, reason, bad_weight(model))
+    save(run, is_best=False)
 
 
 def save(run: Run, is_best: bool) -> None:
@@ -525,7 +520,7 @@ def save(run: Run, is_best: bool) -> None:
         "seconds": time.perf_counter() - run.started,
         "eval_seconds": run.eval_seconds,
     }
-    run.out.save(checkpoint, is_best)
+    run.processes.on_main(run.out.save, checkpoint, is_best)
     run.saved_step = run.step
 
 
@@ -543,28 +538,11 @@ def fail_if_not_finite(run: Run) -> None:
                 micro_loss(run.model, run.config, run.dtype, bad_step, batch) for batch in batches
             )
             found = run.processes.from_all(first_bad_tensor(run.model, losses))
-        names = [name for name in found if name is not None]
-        name = names[0] if names else None
+        name = next(filter(None, found), None)
         fail(run, bad_step, "the loss or its gradient is not finite", name)
     if run.scaler.is_enabled() and run.scaler.get_scale() < 1:
         reason = "float16's loss scale fell below 1 and the gradient still overflows"
         fail(run, run.step, reason, bad_weight(run.model))
-
-
-def fail_if_it_overflows(run: Run) -> None:
-    """Ends the run if the output is not finite: an update may make weights so large that only the
-    next loss shows it."""
-    model, processes = run.model, run.processes
-    inputs, _ = first_rows(run.dataset.parts[0], "val", 1, run.config.block_size)
-    inputs = inputs.to(processes.device)
-    with parallel.eager(model), torch.no_grad(), autocast(processes.device_type, run.dtype):
-        model.eval()
-        hidden, _ = model.features(inputs)
-        model.train()
-    is_finite = processes.from_main(bool(hidden.isfinite().all()))
-    if not is_finite:
-        reason = "the output on a row of validation is not finite"
-        fail(run, run.step, reason, bad_weight(model))
 
 
 def fail(run: Run, bad_step: int, reason: str, tensor: str | None) -> NoReturn:
@@ -621,7 +599,14 @@ def finish(run: Run) -> None:
         row["eval_seconds"] = run.eval_seconds
     run.out.log(row)
     if processes.is_main:
-        print_end(run, row)
+        steps = f"{run.step} steps"
+        if run.step < config.max_iters:
+            steps = f"{run.step} of {config.max_iters} steps (solved)"
+        accuracy = ""
+        if run.dataset.kind == "examples":
+            accuracy = f", accuracy {row['accuracy']:.1%}"
+        loss = f"validation loss {row['val_loss']:.4f} nats{accuracy}"
+        print(f"{loss} after {steps} in {row['seconds']:.0f} s")
         if not row.get("whole", True):
             print(
                 f"  measured on {row['labels']:,} of {n_labels:,} labels; all of them take about "
@@ -633,17 +618,6 @@ def finish(run: Run) -> None:
         sample = " on the sample" if was_sampled else ""
         best = f"validation loss {run.best_val_loss:.4f}{sample}"
         print(f"written to {run.out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")
-
-
-def print_end(run: Run, row: dict) -> None:
-    steps = f"{run.step} steps"
-    if run.step < run.config.max_iters:
-        steps = f"{run.step} of {run.config.max_iters} steps (solved)"
-    accuracy = ""
-    if run.dataset.kind == "examples":
-        accuracy = f", accuracy {row['accuracy']:.1%}"
-    loss = f"validation loss {row['val_loss']:.4f} nats{accuracy}"
-    print(f"{loss} after {steps} in {row['seconds']:.0f} s")
 
 
 # -- How a run starts ------------------------------------------------------------------------------
@@ -660,70 +634,21 @@ def main(argv: list[str]) -> None:
 
 def train_from(start: Start, processes: Processes) -> None:
     """Checks all that can be checked before anything is written, and trains."""
-    check_start(start, processes)
-    dtype = processes.from_main(pick_dtype(start.config.dtype, processes.device_type))
+    config = start.config
+    if processes.world_size > 1:
+        check_same_start(start, processes)
+    dtype = processes.from_main(pick_dtype(config.dtype, processes.device_type))
     dataset = open_data(start, processes)
-    config = copy.copy(start.config)
     config.vocab_size = config.vocab_size or dataset.vocab_size
-    processes.on_main(memory.check_training, config, dataset, processes)
-    start = start._replace(config=config)
-    with OutDir(config, processes, start.resumed) as out, ThreadPoolExecutor(1) as reader:
+    processes.on_main(check_training, config, dataset, processes)
+    with OutDir(config, start.resumed) as out, ThreadPoolExecutor(1) as reader:
+        processes.on_main(out.take)
         run = make_run(start, processes, dtype, dataset, out, reader)
         # from here on a signal waits for the end of a step, and the run is saved first
-        with processes.signals_held(lambda: what_a_signal_does(run)):
+        with processes.signals_held(
+            lambda: f"the run saves and ends; it is at step {run.step}, last saved {run.saved_step}"
+        ):
             train(run)
-
-
-def what_a_signal_does(run: Run) -> str:
-    """What is printed when a signal comes."""
-    return f"the run saves and ends; it is at step {run.step}, last saved {run.saved_step}"
-
-
-def check_start(start: Start, processes: Processes) -> None:
-    """UserError, on all processes, unless they start in the same way."""
-    config, resumed, source = start.config, start.resumed, start.source
-    which_checkpoint = None
-    if resumed is not None:
-        which_checkpoint = (resumed["run_id"], resumed["iter_num"])
-    advice = "all machines must see the same out_dir; with init_from=auto they then all resume, or all start"
-    processes.check_same(which_checkpoint, f"the ckpt.pt of {config.out_dir}", advice)
-    paths = ["dataset", "out_dir"]
-    if source is not None:
-        paths.append("init_from")
-    check_same_start(processes, config, paths)
-    if source is not None:
-        check_same_weights(processes, config.init_from)
-    parallel.check_micro_steps(config, processes.world_size)
-
-
-def open_data(start: Start, processes: Processes) -> Dataset:
-    """The data of the run. UserError, on all processes, for data that it cannot train on."""
-    config, resumed, source = start.config, start.resumed, start.source
-    dataset = open_dataset(config.dataset, config.mask_documents)
-    if config.mask_documents and not dataset.mask_documents:
-        raise UserError(
-            f"mask_documents=True: {dataset.folder} has rows and no documents; leave mask_documents out"
-        )
-    if config.mask_documents:
-        check_documents(config)
-    advice = "give all machines the same data"
-    processes.check_same(dataset.sha256, f"dataset={config.dataset!r}", advice)
-    if source is not None:
-        check_same_meaning(source, dataset)
-    if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
-        raise UserError(
-            f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on"
-        )
-    # both raise for data without a single row; a stream is validated in windows that may be shorter
-    # than block_size
-    dataset.examples_per_epoch("train", config.block_size)
-    is_row = dataset.kind == "examples" or dataset.mask_documents
-    dataset.examples_per_epoch("val", config.block_size if is_row else 1)
-    if config.vocab_size is not None and config.vocab_size < dataset.vocab_size:
-        raise UserError(
-            f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}"
-        )
-    return dataset
 
 
 def make_run(
@@ -753,6 +678,8 @@ def make_run(
         if checkpoint is not None:
             checkpoint.pop("model", None)
             checkpoint.pop("optimizer", None)
+    tokens_per_row: Any = dataset.tokens_per_example("train", config.block_size)
+    rows_per_step = config.batch_size * config.gradient_accumulation_steps
     run = Run(
         config=config,
         processes=processes,
@@ -765,6 +692,8 @@ def make_run(
         step_model=step_model,
         optimizers=optimizers,
         scaler=scaler,
+        tokens_per_step=round(rows_per_step * tokens_per_row),
+        flops_per_token=3 * model.flops_per_token(tokens_per_row),
         peak=peak_flops(processes.device_type, dtype),
         bad_step=torch.tensor(-1, device=processes.device),
     )
@@ -808,62 +737,21 @@ def is_compiled(config: TrainConfig, device_type: str) -> bool:
     return config.compile == "true"
 
 
-def print_start(run: Run, start: Start, notes_of_model: list[str]) -> None:
-    """Prints what is trained, on what, and what of it may be a mistake."""
-    config, model, dataset, processes = run.config, run.model, run.dataset, run.processes
-    for note in start.notes + notes_of_model:
-        print(note)
-    print(model_line(config, model))
-    perfect = dataset.perfect_loss("val")
-    reached = ""
-    if perfect is not None:
-        reached = f", the perfect predictor's validation loss is {perfect:.4f}"
-    print(
-        f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {tokens_per_step(run):,} tokens a step{reached}"
-    )
-    kind = f", {config.parallel}" if processes.world_size > 1 else ""
-    print(
-        f"device: {processes.device_type}, {run.dtype}, {processes.world_size} process(es) of "
-        f"{processes.threads} threads{kind}, compile {run.compiled}, torch {torch.__version__}"
-    )
-    peak, source = run.peak
-    print(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {source}")
-    steps = config.max_iters - run.step
-    tokens = steps * tokens_per_step(run)
-    hours = tokens * flops_of_training(run) / (peak * processes.world_size) / 3600
-    advice = ""
-    if processes.device_type == "cpu" and hours > 1:
-        advice = "; config/pystdlib.py trains a small model in a minute"
-    print(f"steps: {steps:,}, {tokens:,} tokens; at that peak they take {hours:.2g} hours{advice}")
-    resumes = start.resumed is not None
-    for note in notes_on_keys(config, start.user_keys, resumes):
-        print(note)
-    if run.eval_tokens != config.eval_tokens:
-        print(
-            f"note: the run is shorter than eval_interval={config.eval_interval}: evaluations read "
-            f"{run.eval_tokens:,} tokens, a tenth of what it trains on, and not "
-            f"{config.eval_tokens:,}"
-        )
-
-
 def write_start(run: Run, run_id: str) -> None:
     """Writes config.json and the code, and sets run.about, what is the same in every checkpoint."""
-    config, model, dataset = run.config, run.model, run.dataset
+    model, dataset = run.model, run.dataset
     code, code_files = code_sha256()  # read now: later edits do not change this run
-    of_both = {
+    about: dict = {
         "run_id": run_id,
-        "config": dataclasses.asdict(config),
+        "config": dataclasses.asdict(run.config),
         "dtype": run.dtype,
         "code_sha256": code,
         "code_files": code_files,
-    }
-    of_config = {
-        "device": run.processes.device_type,
-        "threads": run.processes.threads,
-        "n_params": model.n_params(),
-        "state_bytes": model.state_bytes(),
-        "flops_per_token": model.flops_per_token(),
-        "tokens_per_step": tokens_per_step(run),
+        "versions": {
+            "python": sys.version.split()[0],
+            "torch": str(torch.__version__),
+            "numpy": numpy.__version__,
+        },
     }
     data = {
         "path": str(dataset.parts[0].folder),
@@ -879,9 +767,16 @@ def write_start(run: Run, run_id: str) -> None:
         data["mask_documents"] = dataset.mask_documents
     if len(dataset.parts) > 1:
         data["mixture"] = str(dataset.folder)
-    of_checkpoint = {"data": data, "versions": versions(), "model_args": model_args(config)}
-    run.about = of_both | of_checkpoint
-    run.out.start(of_both | of_config, run.step)
+    run.about = about | {"data": data, "model_args": model_args(run.config)}
+    about |= {
+        "device": run.processes.device_type,
+        "threads": run.processes.threads,
+        "n_params": model.n_params(),
+        "state_bytes": model.state_bytes(),
+        "flops_per_token": model.flops_per_token(),
+        "tokens_per_step": run.tokens_per_step,
+    }
+    run.processes.on_main(run.out.start, about, run.step)
 
 
 if __name__ == "__main__":

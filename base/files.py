@@ -202,7 +202,11 @@ def one_line(words: str, *kinds: type[Exception]) -> Iterator[None]:
 
 def write_text(path: Path | str, text: str) -> None:
     """write_whole of a text."""
-    content = text.encode(errors="backslashreplace")  # half a character is no UTF-8
+    write_bytes(path, text.encode(errors="backslashreplace"))  # half a character is no UTF-8
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """write_whole of bytes."""
     write_whole(path, lambda file: file.write(content))
 
 
@@ -369,13 +373,12 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
     with one_line(f"{path}: cannot be locked", OSError):
         file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
     try:
-        is_locked = False
-        while not is_locked:
+        while True:
             file.seek(0)
             owner = file.read(300).strip()
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_locked = True
+                break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise InUse(
@@ -384,7 +387,7 @@ def lock(folder: Path | str, wait: float = 0.0) -> IO:
                     ) from None
                 time.sleep(0.1)
             except OSError:  # of a file system without locks
-                is_locked = True
+                break
         if owner and not owner.startswith("process "):
             raise UserError(f"{path}: is no lock of this project; move it away")
         file.truncate(0)

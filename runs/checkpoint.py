@@ -17,14 +17,14 @@ import torch
 import variants  # noqa: F401  a checkpoint may have any mixer
 from base import configurator
 from base.configurator import UserError, show
-from base.files import CHECKPOINTS, find_checkpoint, one_line, sha256_of_file, write_whole
+from base.files import CHECKPOINTS, find_checkpoint, one_line, write_whole
 from base.rules import wrong_field
 from base.tensors import FORMAT, about_folder, check_tensors, load_folder, load_torch
 from data.meta import MAX_VOCAB
 from data.shards import Dataset, open_dataset
 from keys import keys_of_today
 from model import GPT, GPTConfig
-from runs.hardware import DTYPES, Processes
+from runs.hardware import DTYPES
 from runs.memory import NotEnoughMemory, without_data
 
 # of a file with a config.json beside it
@@ -177,13 +177,6 @@ def data_of(
     if mask_documents is None:
         mask_documents = trained_on.get("mask_documents", False)
     return open_dataset(name or trained_on.get("path", ""), mask_documents)
-
-
-def check_same_weights(processes: Processes, path: Path | str) -> None:
-    """UserError unless all processes see the same file: machines may have others at the path."""
-    if processes.world_size > 1:
-        advice = "give all machines the same file, one that no run writes to meanwhile"
-        processes.check_same(sha256_of_file(find_checkpoint(path)), str(path), advice)
 
 
 def check_vocabulary(vocab_size: int, checkpoint: dict, dataset: Dataset) -> None:

@@ -22,6 +22,7 @@ from ops.loss import chunk_tokens
 from runs.hardware import DTYPES, PEAK_FLOPS, cpu_threads, peak_flops, pick_device, pick_dtype
 from runs.memory import without_data
 from runs.muon import matrices_of
+from runs.notes import model_line
 from runs.parallel import check_micro_steps, is_fsdp
 from runs.resume import Start
 
@@ -56,7 +57,7 @@ def print_plan(start: Start) -> None:
     rows = config.batch_size * config.gradient_accumulation_steps
     tokens = round(rows * data.tokens_per_row)
     flops = 3 * tokens * model.flops_per_token(round(data.tokens_per_row))
-    print("\n".join([*start.notes, model_line(config, model), *data.lines]))
+    print("\n".join([*start.notes, model_line(model), *data.lines]))
     print(
         f"steps: {steps:,} of {tokens:,} tokens, {steps * tokens:,} tokens in all; "
         f"{flops / 1e12:,.4g} TFLOPs a step, three times the forward pass"
@@ -86,15 +87,6 @@ def processes_of_torchrun() -> int:
     return int(text)
 
 
-def model_line(config: GPTConfig, model: GPT) -> str:
-    """The model in a line, which every run prints at its start."""
-    return (
-        f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}, "
-        f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
-        f"state {model.state_bytes():,} bytes a sequence"
-    )
-
-
 def size(n_bytes: float) -> str:
     """Bytes as text of one width."""
     return f"{tqdm.format_sizeof(n_bytes, 'B'):>8}"
@@ -111,25 +103,25 @@ def data_of(config: TrainConfig) -> Data:
         line = f"data: not there, rows are taken to have {config.block_size} tokens: {error}"
         return Data(VOCAB_SIZE, config.block_size, [line])
     parts = parts_of_mixture(config.dataset)
-    metas = {}
-    row = 0.0  # tokens, a mean over the parts
-    for folder, weight in parts.items():
-        metas[folder] = read_meta(Path(folder))
-        row += length_of(metas[folder], config.block_size) * weight / sum(parts.values())
     rows = config.max_iters * config.batch_size * config.gradient_accumulation_steps
+    vocab_size = 0
+    row = 0.0  # tokens, a mean over the parts
     lines = []
-    for folder, meta in metas.items():
-        read = rows * parts[folder] / sum(parts.values())
-        read *= length_of(meta, config.block_size)  # tokens
+    for folder, weight in parts.items():
+        meta = read_meta(Path(folder))
         train = meta["splits"]["train"]
+        share = weight / sum(parts.values())
+        length = length_of(meta, config.block_size)
+        row += share * length
+        vocab_size = max(vocab_size, meta["vocab_size"])
         if "drawn" in train:
             lines.append(f"data: {folder}, drawn anew for every step")
         else:
+            read = rows * share * length  # tokens
             lines.append(
                 f"data: {folder}, {train['tokens']:,} tokens, of which the whole run reads "
                 f"{read:,.0f}: {read / train['tokens']:.3g} epochs"
             )
-    vocab_size = max(meta["vocab_size"] for meta in metas.values())
     return Data(vocab_size, row, lines)
 
 

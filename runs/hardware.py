@@ -28,14 +28,6 @@ MOST_WAIT = datetime.timedelta(minutes=10)
 SIGNAL_STEPS = 10
 
 
-class Stopped(Exception):
-    """A signal has come to one of the processes. number: the signal's."""
-
-    def __init__(self, number):
-        super().__init__(number)
-        self.number = number
-
-
 def autocast(device_type: str, dtype: str) -> torch.autocast:
     """The context in which a model computes its products in a dtype of DTYPES."""
     return torch.autocast(device_type, DTYPES[dtype], enabled=dtype != "float32")
@@ -239,16 +231,19 @@ class Processes(contextlib.AbstractContextManager):
             device_id=torch.device(self.device) if is_cuda else None,
         )
 
-    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the CPU in memory from which a GPU copies while nobody waits; any thread may
-        call it."""
-        if self.device_type != "cuda":
+    def pin(self, tensor: Any) -> Any:
+        """A tensor of the CPU, or None, in memory from which a GPU copies while nobody waits; any
+        thread may call it."""
+        if tensor is None or self.device_type != "cuda":
             return tensor
         torch.cuda.set_device(self.device)  # a new thread's is the first GPU
         return tensor.pin_memory()
 
-    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the CPU on the device. Nobody waits for one that `pin` has returned."""
+    def to_device(self, tensor: Any) -> Any:
+        """A tensor of the CPU, or None, on the device. Nobody waits for one that `pin` has
+        returned."""
+        if tensor is None:
+            return None
         return tensor.to(self.device, non_blocking=self.device_type == "cuda")
 
     def from_main(self, value: object) -> Any:
@@ -290,7 +285,7 @@ class Processes(contextlib.AbstractContextManager):
             raise error
 
     def signals_held(self, what_happens: Callable[[], str]) -> contextlib.AbstractContextManager:
-        """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until one of the next three methods is
+        """Inside, SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 wait until one of the next two methods is
         called. What happens then is printed at once, and what a second one does."""
         # torchrun tells it once more
         is_alone = self.world_size == 1 and "TORCHELASTIC_RUN_ID" not in os.environ
@@ -318,12 +313,6 @@ class Processes(contextlib.AbstractContextManager):
         if self.world_size > 1 and step % min(log_interval, SIGNAL_STEPS):
             return 0
         return self.any_signal()
-
-    def stop_if_signalled(self) -> None:
-        """Raises Stopped, on all processes, where any of them has got a signal."""
-        number = self.any_signal()
-        if number:
-            raise Stopped(number)
 
     def __exit__(self, kind, error, trace):
         """Under torchrun the process ends here, with the status of the error, or 0.

@@ -1,25 +1,11 @@
-"""Whether a run is still sound: spikes of its loss, and the first tensor that is not finite."""
+"""What in a run is no longer sound: the first tensor that is not finite."""
 
 import functools
 from collections.abc import Iterable
-from statistics import fmean, pstdev
 
 import torch
 
 from runs.parallel import all_finite
-
-SPIKE_WINDOW = 100
-SPIKE_AT_LEAST = 20
-SPIKE_DEVIATIONS = 5
-
-
-def is_spike(loss: float, earlier: list[float]) -> bool:
-    """Whether loss is over 5 standard deviations above the mean of the last 100 logged losses (at
-    least 20)."""
-    window = earlier[-SPIKE_WINDOW:]
-    if len(window) < SPIKE_AT_LEAST:
-        return False
-    return loss > fmean(window) + SPIKE_DEVIATIONS * pstdev(window)
 
 
 def bad_weight(model: torch.nn.Module) -> str | None:

@@ -1,5 +1,5 @@
-"""Where the numbers of a run go. To send them somewhere else, too, add a class like TensorBoard,
-its line in LOGGERS, and its name to the choices of the key `logger` (keys.py).
+"""Where the numbers of a run go, beside metrics.jsonl. To send them somewhere else, add a class like
+TensorBoard, its line in LOGGERS, and its name to the choices of the key `logger` (keys.py).
 
     Logger(config, first_step, kept, run_id)    kept: the rows before first_step, of a run that goes
                                                 on; run_id is the same for each of its starts
@@ -8,13 +8,12 @@ its line in LOGGERS, and its name to the choices of the key `logger` (keys.py).
 
 A row holds numbers, and lists and dicts of them; its event is train, eval, end or stopped. train.py
 makes the rows: a number that you add to one there arrives in every logger. Only the first process
-has loggers.
+has a logger.
 """
 
 import contextlib
 import dataclasses
 import importlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,31 +21,7 @@ from typing import Any
 
 from base import files
 from base.configurator import UserError
-from base.files import write_text
 from base.streams import tell
-
-METRICS = "metrics.jsonl"
-
-
-class JsonLines:
-    """out_dir/metrics.jsonl: one row a line, written at once."""
-
-    def __init__(self, config, first_step: int, kept: list[dict], run_id: str):
-        file = Path(config.out_dir) / METRICS
-        write_text(file, "".join(json.dumps(row) + "\n" for row in kept))
-        self.file = files.open_to_append(file)
-
-    def log(self, row: dict) -> None:
-        """Raises ValueError for a number that is not finite, which is no JSON."""
-        self.file.write(json.dumps(row, allow_nan=False) + "\n")
-        self.file.flush()
-
-    def sync(self) -> None:
-        """Returns when all rows are on the disk."""
-        os.fsync(self.file.fileno())
-
-    def close(self) -> None:
-        self.file.close()
 
 
 class TensorBoard:
@@ -99,7 +74,7 @@ class Service:
         if self.has_failed:
             return
         try:
-            with files.one_line(f"logger={self.name!r}: failed, and only {METRICS} goes on"):
+            with files.one_line(f"logger={self.name!r}: failed, and only metrics.jsonl goes on"):
                 function(*args, **keys)
         except UserError as error:
             self.has_failed = True
@@ -175,5 +150,4 @@ def curves(name: str, value: Any) -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-# beside JsonLines, which every run has
 LOGGERS = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}

@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from base.configurator import UserError
 from data.shards import Dataset
-from model import GPT, GPTConfig
+from keys import GPTConfig, TrainConfig, model_args
+from model import GPT
 from runs.hardware import Processes
 from runs.parallel import is_fsdp
 
@@ -70,10 +71,10 @@ def without_data(config: GPTConfig) -> GPT:
         raise NotEnoughMemory("its config asks for tensors that are too large") from None
 
 
-def check_training(config, dataset: Dataset, processes: Processes) -> None:
+def check_training(config: TrainConfig, dataset: Dataset, processes: Processes) -> None:
     """NotEnoughMemory where the weights, gradients and batch of a run need more bytes than the
     device, or the RAM of the processes on this machine, has in all."""
-    states = 2 * sum(p.nbytes for p in without_data(config).parameters())
+    states = 2 * sum(p.nbytes for p in without_data(GPTConfig(**model_args(config))).parameters())
     if is_fsdp(config, processes.world_size):
         states /= processes.world_size
     micro_steps = config.gradient_accumulation_steps // processes.world_size

@@ -1,7 +1,11 @@
-"""Which keys that a user gave have no effect: a run names them at its start, since nothing else
-would tell. Where a mixer is not of this repository, no key of mixers is named: it may read any."""
+"""What a run prints at its start: what is trained, on what, and which keys that a user gave have no
+effect, since nothing else would tell. Where a mixer is not of this repository, no key of mixers is
+named: it may read any."""
 
 from collections import Counter
+from typing import Any
+
+import torch
 
 from keys import CLASS_OF, GPTConfig, TrainConfig
 from model import GPT, MIXERS
@@ -10,6 +14,53 @@ SOFTMAX = {"softmax", *CLASS_OF.values()}  # and its variants
 DELTA_RULE = {"deltanet", "gated_deltanet", "gated_deltanet2", "deltaproduct", "kda", "kda_fla"}
 MAMBA = {"mamba2", "mamba3"}
 OURS = SOFTMAX | DELTA_RULE | MAMBA | {"cosformer", "gla", "monarch"}
+
+
+def print_start(run: Any, start: Any, notes_of_model: list[str]) -> None:
+    """Prints what is trained, on what, and what of it may be a mistake. run: train.Run."""
+    config, model, dataset, processes = run.config, run.model, run.dataset, run.processes
+    for note in start.notes + notes_of_model:
+        print(note)
+    print(model_line(model))
+    perfect = dataset.perfect_loss("val")
+    reached = ""
+    if perfect is not None:
+        reached = f", the perfect predictor's validation loss is {perfect:.4f}"
+    print(
+        f"data: {dataset.folder}, {dataset.vocab_size:,} ids, {run.tokens_per_step:,} tokens a step{reached}"
+    )
+    kind = f", {config.parallel}" if processes.world_size > 1 else ""
+    print(
+        f"device: {processes.device_type}, {run.dtype}, {processes.world_size} process(es) of "
+        f"{processes.threads} threads{kind}, compile {run.compiled}, torch {torch.__version__}"
+    )
+    peak, source = run.peak
+    print(f"MFU: against {peak / 1e12:.3g} TFLOP/s a process, {source}")
+    steps = config.max_iters - run.step
+    tokens = steps * run.tokens_per_step
+    hours = tokens * run.flops_per_token / (peak * processes.world_size) / 3600
+    advice = ""
+    if processes.device_type == "cpu" and hours > 1:
+        advice = "; config/pystdlib.py trains a small model in a minute"
+    print(f"steps: {steps:,}, {tokens:,} tokens; at that peak they take {hours:.2g} hours{advice}")
+    for note in notes_on_keys(config, start.user_keys, start.resumed is not None):
+        print(note)
+    if run.eval_tokens != config.eval_tokens:
+        print(
+            f"note: the run is shorter than eval_interval={config.eval_interval}: evaluations read "
+            f"{run.eval_tokens:,} tokens, a tenth of what it trains on, and not "
+            f"{config.eval_tokens:,}"
+        )
+
+
+def model_line(model: GPT) -> str:
+    """The model in a line."""
+    config = model.config
+    return (
+        f"model: {config.n_layer} x {config.n_embd}, {config.attention}, gate {config.gate}, "
+        f"{model.n_params():,} parameters, {model.flops_per_token() / 1e6:,.1f} MFLOPs a token forward, "
+        f"state {model.state_bytes():,} bytes a sequence"
+    )
 
 
 def unused_keys(config: GPTConfig) -> dict[str, str]:

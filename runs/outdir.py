@@ -1,36 +1,32 @@
 """out_dir holds the files of a run, and only one run at a time writes them.
 
-    with OutDir(config, processes, resumed) as out:         # UserError for another's folder
+    with OutDir(config, resumed) as out:
+        out.take()                                          # UserError for another's folder
         out.start(about, first_step=0)                      # config.json, code/, the loggers
         out.log({"event": "train", "step": 0, "loss": 10.8})
         out.save(checkpoint, is_best=True)                  # best.pt, ckpt.pt
 
 Whenever a run is killed, every file is whole, and ckpt.pt and metrics.jsonl are all it takes to go
-on. Under torchrun every process makes these calls: rank 0 writes, and a UserError of rank 0 is
-raised by all of them.
+on. Under torchrun rank 0 alone writes: train.py makes these calls there (Processes.on_main), and
+log does nothing elsewhere.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
-
-import numpy
-import torch
+from typing import IO, Any
 
 from base import files
 from base.configurator import UserError
-from base.files import write_text
+from keys import TrainConfig
 from runs import checkpoint as checkpoints
-from runs.hardware import Processes
-from runs.loggers import LOGGERS, METRICS, JsonLines
+from runs.loggers import LOGGERS
 
+METRICS = "metrics.jsonl"
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = "ckpt-[1-9]*.pt"  # checkpoints that stay
 NOT_CODE = ("config", "docs", "results", "tests")  # folders that no run reads its code from
@@ -39,47 +35,28 @@ ROW = {"event": (str, 1, 99), "step": (int, 0, 1 << 60)}  # what a line of metri
 OF_OTHER_SCRIPTS = ("meters.json", "page.png", "maps.png", "curves.png", "page.html")
 
 
-class OutDir:
-    def __init__(self, config, processes, resumed=None):
+class OutDir(contextlib.AbstractContextManager):
+    def __init__(self, config: TrainConfig, resumed: dict | None = None):
         """resumed: the checkpoint of this folder that the run goes on from, or None."""
         self.path = Path(config.out_dir)
         self.config = config
-        self.processes = processes
         self.resumed = resumed
-        self.lock = None
-        self.metrics = None
-        self.loggers = []  # of metrics.jsonl and others, on rank 0
-        self.kept = []  # the rows of metrics.jsonl from before this start, on rank 0
-        # the row of the end, on rank 0, if the run had ended at the step from which it goes on
-        self.ended = None
-
-    def __enter__(self):
-        self.processes.on_main(self._lock)
-        return self
+        self.lock: IO | None = None
+        self.metrics: IO | None = None  # metrics.jsonl
+        self.logger: Any = None  # another one, of runs/loggers.py
+        self.kept: list[dict] = []  # the rows of metrics.jsonl from before this start
+        # the row of the end, if the run had ended at the step from which it goes on
+        self.ended: dict | None = None
 
     def __exit__(self, *error):
-        for file in (*self.loggers, self.lock):
+        for file in (self.logger, self.metrics, self.lock):
             with contextlib.suppress(OSError):  # a full disk, which was reported
                 if file is not None:
                     file.close()
 
-    def start(self, about: dict, first_step: int) -> None:
-        """Writes config.json, which holds `about`, and the code, and opens the loggers."""
-        self.processes.on_main(self._start, about, first_step)
-
-    def log(self, row: dict) -> None:
-        """Hands a row to the loggers. ValueError for a number that is not finite."""
-        for logger in self.loggers:
-            logger.log(row)
-
-    def save(self, checkpoint: dict, is_best: bool = False) -> None:
-        """Writes ckpt.pt. If it is the best, or stays, the file has those names before it is
-        ckpt.pt, which vouches for the others."""
-        self.processes.on_main(self._save, checkpoint, is_best)
-
-    # -- on rank 0 ---------------------------------------------------------------------------------
-
-    def _lock(self):
+    def take(self) -> None:
+        """Makes the folder a run's, and locks it. UserError where it is somebody else's, or holds a
+        run that this one does not go on from."""
         files.claim(self.path, "run", self.config.overwrite)
         kept = [file.name for file in self.path.glob(KEPT)]
         names = ["config.json", METRICS, "ckpt.pt", "best.pt", *kept, *OF_OTHER_SCRIPTS]
@@ -90,38 +67,42 @@ class OutDir:
         names = ["ckpt.pt"] if self.config.init_from == "auto" else ["ckpt.pt", "best.pt"]
         there = [name for name in names if (self.path / name).is_file()]
         if there and self.resumed is None and not self.config.overwrite:
-            self.lock.close()
             raise UserError(
                 f"{self.path}: holds a run already ({there[0]}); --init_from=resume goes on from "
                 "its ckpt.pt, --overwrite=true starts over"
             )
         files.remove_leftovers(self.path)
 
-    def _start(self, about, first_step):
+    def start(self, about: dict, first_step: int) -> None:
+        """Writes config.json, which holds `about`, and the code, and opens the loggers."""
         if first_step:
-            self._read_kept_rows(first_step)
+            self.read_kept_rows(first_step)
         # before anything is replaced: the library of one may be missing
-        starts = (self.config, first_step, self.kept, about["run_id"])
         if self.config.logger in LOGGERS:
-            self.loggers.append(LOGGERS[self.config.logger](*starts))
+            make = LOGGERS[self.config.logger]
+            self.logger = make(self.config, first_step, self.kept, about["run_id"])
         if ROOT != (self.path / "code").resolve():  # a run's copy of the code, which goes on
             for name in code_of_the_project():
-                copy_code(name, self.path / "code")
+                for parent in reversed(Path(name).parents):  # of "mine/scan.py" . and mine
+                    files.make_folder(self.path / "code" / parent)
+                # as a new file: an old one may be a hard link to that of another run
+                files.write_bytes(self.path / "code" / name, (ROOT / name).read_bytes())
         if self.resumed is None:  # what would be taken for this run's
-            old = ["ckpt.pt", "best.pt", *self.path.glob(KEPT)]
+            old: list = ["ckpt.pt", "best.pt", *self.path.glob(KEPT)]
             if self.config.overwrite:
                 old += OF_OTHER_SCRIPTS
             for name in old:
                 (self.path / name).unlink(missing_ok=True)
-        about |= {"command": sys.argv, "versions": versions()} | git_state()
-        write_text(self.path / "config.json", json.dumps(about, indent=2))
-        self.metrics = JsonLines(*starts)
-        self.loggers.append(self.metrics)
+        about = about | {"command": sys.argv} | git_state()
+        files.write_text(self.path / "config.json", json.dumps(about, indent=2))
+        rows = "".join(json.dumps(row) + "\n" for row in self.kept)
+        files.write_text(self.path / METRICS, rows)
+        self.metrics = files.open_to_append(self.path / METRICS)
 
-    def _read_kept_rows(self, first_step):
-        """A run that goes on from step n has lost what came after. The evaluation at n came after
-        the save: if it is better than the best so far, the run ended before it was saved once more,
-        as best.pt, and it is made again."""
+    def read_kept_rows(self, first_step: int) -> None:
+        """Keeps the rows from before the step at which the run goes on, and the evaluation of that
+        step, which comes after the save. One that is better than the best so far is dropped, and
+        made again: the run was killed before that step was saved as best.pt."""
         for row in read_metrics(self.path / METRICS):
             event = row["event"]
             if row["step"] < first_step:
@@ -132,39 +113,34 @@ class OutDir:
                 if row["val_loss"] >= self.resumed["best_val_loss"]:
                     self.kept.append(row)
 
-    def _save(self, state, is_best):
-        # the rows of all steps before this one are on the disk first
-        self.metrics.sync()
-        step = state["iter_num"]
+    def log(self, row: dict) -> None:
+        """Writes a row as a line of metrics.jsonl, at once, and hands it to the logger. ValueError
+        for a number that is not finite, which is no JSON."""
+        if self.logger is not None:
+            self.logger.log(row)
+        if self.metrics is not None:
+            self.metrics.write(json.dumps(row, allow_nan=False) + "\n")
+            self.metrics.flush()
+
+    def save(self, checkpoint: dict, is_best: bool) -> None:
+        """Writes ckpt.pt. A checkpoint that is the best, or stays, is written under that name
+        first: where a step has its ckpt.pt, it has the others."""
+        os.fsync(self.metrics.fileno())  # the rows of all steps before this one
+        step = checkpoint["iter_num"]
         interval = self.config.keep_interval
         stays = interval is not None and step > 0 and step % interval == 0
         names = ["best.pt"] * is_best + [kept_checkpoint(step)] * stays + ["ckpt.pt"]
         file = self.path / names[0]
-        checkpoints.save(file, state)
+        checkpoints.save(file, checkpoint)
         for name in names[1:]:
             files.link_whole(file, self.path / name)
-        if stays:
-            self._remove_older_than_the_last(step)
-
-    def _remove_older_than_the_last(self, step):
-        """Leaves the keep_last newest of the checkpoints that stay. The new one is on the disk by
-        now, so that a full disk loses none."""
-        if self.config.keep_last is None:
-            return
-        oldest = step - (self.config.keep_last - 1) * self.config.keep_interval
-        for file in self.path.glob(KEPT):
-            number = file.stem.removeprefix("ckpt-")
-            if number.isdecimal() and int(number) < oldest:
-                file.unlink()
-
-
-def copy_code(name: str, folder: Path) -> None:
-    """Writes a file of the project into the folder, as a new one: an old one may be a hard link to
-    that of another run. UserError for a folder that is a link."""
-    for parent in reversed(Path(name).parents):  # of "mine/fast/scan.py" ., mine, mine/fast
-        files.make_folder(folder / parent)
-    content = (ROOT / name).read_bytes()
-    files.write_whole(folder / name, lambda file: file.write(content))
+        if stays and self.config.keep_last is not None:
+            # the new one is on the disk by now, so that a full disk loses none
+            oldest = step - (self.config.keep_last - 1) * interval
+            for file in self.path.glob(KEPT):
+                number = file.stem.removeprefix("ckpt-")
+                if number.isdecimal() and int(number) < oldest:
+                    file.unlink()
 
 
 def kept_checkpoint(step: int) -> str:
@@ -197,34 +173,13 @@ def has_code(folder: Path) -> bool:
     return not (folder.name.startswith(".") or is_of_a_run or is_environment or is_left_out)
 
 
-def check_same_start(processes: Processes, config: Any, paths: Collection[str]) -> None:
-    """Raises UserError, on every process, unless all have the same code and keys, but for threads
-    and those in paths: what lies there is for the caller to compare."""
-    if processes.world_size > 1:
-        keys = dataclasses.asdict(config) | dict.fromkeys((*paths, "threads"))
-        processes.check_same(keys, "the config", "start all processes with the same keys")
-        processes.check_same(
-            sha256_of(code_of_the_project()), "the code", "give all machines the same code"
-        )
-
-
 def code_sha256() -> tuple[str, dict[str, str]]:
     """(SHA-256 of the code of the project, {file: its own SHA-256}). Rows of an experiment whose
     hashes differ are of different code."""
-    by_file = sha256_of(code_of_the_project())
+    by_file = {}
+    for name in code_of_the_project():
+        by_file[name] = hashlib.sha256((ROOT / name).read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(by_file).encode()).hexdigest(), by_file
-
-
-def sha256_of(names: Iterable[str]) -> dict[str, str]:
-    return {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in names}
-
-
-def versions() -> dict[str, str]:
-    return {
-        "python": sys.version.split()[0],
-        "torch": str(torch.__version__),
-        "numpy": numpy.__version__,
-    }
 
 
 def git_state() -> dict[str, str | bool | None]:

@@ -59,8 +59,11 @@ def share_out(
         )
     in_shards = is_fsdp(config, processes.world_size)
     by_block = config.activation_checkpointing or in_shards
-    if compiled:
-        make_rope_tables(model, min(config.block_size, LONGEST_ROPE_TABLE), processes.device)
+    if compiled:  # compiled code cannot build the tables of RoPE
+        length = min(config.block_size, LONGEST_ROPE_TABLE)
+        for module in model.modules():
+            if isinstance(module, Angles):
+                module.make(length, torch.float32, torch.device(processes.device))
     for block in model.blocks:
         if block.mlp is not None and block.mlp.n_idle:
             block.mlp.register_forward_hook(with_every_parameter)
@@ -83,13 +86,6 @@ def share_out(
     # before every forward pass; its argument of that name is deprecated
     step_model.broadcast_buffers = False
     return step_model
-
-
-def make_rope_tables(model: GPT, length: int, device: str) -> None:
-    """Compiled code cannot build the tables of RoPE, so they are built before."""
-    for module in model.modules():
-        if isinstance(module, Angles):
-            module.make(length, torch.float32, torch.device(device))
 
 
 def with_every_parameter(mlp: torch.nn.Module, args: tuple, y: torch.Tensor) -> torch.Tensor:
@@ -234,10 +230,10 @@ def whole_state(model: GPT, optimizers: list[torch.optim.Optimizer]) -> tuple[di
         return dict(model.state_dict()), moments
     from torch.distributed.checkpoint import state_dict
 
-    whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = state_dict.get_model_state_dict(model, options=whole)
+    options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = state_dict.get_model_state_dict(model, options=options)
     if any(moments.values()):  # before the first step torch would make some by a step of its own
-        moments = state_dict.get_optimizer_state_dict(model, optimizers, options=whole)
+        moments = state_dict.get_optimizer_state_dict(model, optimizers, options=options)
         moments = moments.get("state", {})
     return weights, moments
 
@@ -253,8 +249,8 @@ def load_moments(model: GPT, optimizers: list[torch.optim.Optimizer], moments: d
             for group in optimizer.param_groups:
                 state["param_groups"].append(group | {"params": group["param_names"]})
         if any(moments.values()):
-            whole = state_dict.StateDictOptions(full_state_dict=True)
-            state_dict.set_optimizer_state_dict(model, optimizers, state, options=whole)
+            options = state_dict.StateDictOptions(full_state_dict=True)
+            state_dict.set_optimizer_state_dict(model, optimizers, state, options=options)
         return
     for optimizer in optimizers:
         copies: Any = {}

@@ -1,26 +1,31 @@
-"""What the layers of a model compute in one pass, measured by hooks that live as long as the call.
+"""What the layers of a model compute in one pass, noted as it runs, and the meters made of it.
 
-docs/meters.md says what each meter means. meters.py prints them for a checkpoint, train.py logs a
-summary of them, and the page of a text (study/token_page.py) shows them token by token.
+Whatever an edit changes (what a gate is fed, where it stands, what a layer takes from another), the
+notes are of the pass itself. docs/meters.md says what each meter means. meters.py prints them for a
+checkpoint, train.py logs a summary of them, and the page of a text (study/token_page.py) shows them
+token by token.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn as nn
 
 from base.configurator import UserError
 from data.shards import Dataset, PackedDocuments
 from gate import Gate
-from mixer import DENOMINATOR_MIN
+from mixer import DENOMINATOR_MIN, Mixer, Projection
 from model import GPT, Softmax
 from ops import IGNORE
 from ops.fast import at_least_float32
 from runs.hardware import autocast
-from runs.recorder import Seen, all_gates, names_of_gates, recording, some_rows
 
 BINS = 20  # bins of width 0.05 from 0 to 1; one more bin holds the values above 1
 INDUCTION_ROWS = 4
@@ -30,6 +35,124 @@ BY_QUERY = ("share", "to_sink", "effective", "entropy")
 WEIGHTS_AT_ONCE = 1 << 22
 TRAINING_TOKENS = 16384  # that the meters in the training log look at, in at least four rows
 TRAINING_LENGTH = 2048  # of each row, at most: the weights of more would take GBs
+
+# -- What the layers compute in a pass -------------------------------------------------------------
+
+
+class GateCall(NamedTuple):
+    """One call of a gate: output = act(y, g)."""
+
+    gate: Gate
+    name: str
+    y: torch.Tensor  # (B, T, heads, width)
+    g: torch.Tensor  # (B, T, heads or 1, width or 1)
+    output: torch.Tensor  # (B, T, heads, width)
+
+    def value(self) -> torch.Tensor:
+        """The factor on y, or what was added to it, of g's shape."""
+        return self.gate.value(self.g)
+
+
+@dataclass
+class Seen:
+    """What one layer computed in a pass. A tensor is None if the mixer has a `forward` of its own
+    that makes no such tensor."""
+
+    mixer: Mixer | None = None
+    x: torch.Tensor | None = None  # (B, T, C), the input of the mixer
+    y: torch.Tensor | None = None  # (B, T, C), its output
+    projection: Projection | None = None  # what the mixer's `read` got
+    o: torch.Tensor | None = None  # what `read` returned
+    readout: torch.Tensor | None = None  # (B, T, H D), what out_proj got
+    calls: list[GateCall] = field(default_factory=list)  # of all gates, in their order
+    stream: torch.Tensor | None = None  # (B, T, C), the input of the block
+    residual: torch.Tensor | None = None  # (B, T, C), its output
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weight of each value in each readout is known."""
+        return (
+            self.mixer.explicit_weights is not None
+            and self.projection is not None
+            and self.readout is not None
+        )
+
+    def last_call(self, name: str) -> GateCall | None:
+        """Of the gate of this name, if there is one."""
+        calls = [call for call in self.calls if call.name == name]
+        return calls[-1] if calls else None
+
+
+def some_rows(value: Any, rows: slice) -> Any:
+    """A Seen, or a part of one, of these rows of the batch alone."""
+    if isinstance(value, torch.Tensor):
+        return value[rows] if len(value) > 1 else value
+    if isinstance(value, Seen):
+        return Seen(**{name: some_rows(part, rows) for name, part in vars(value).items()})
+    if isinstance(value, list):
+        return [some_rows(part, rows) for part in value]
+    if isinstance(value, tuple):  # a Projection, a GateCall
+        return type(value)(*(some_rows(part, rows) for part in value))
+    return value
+
+
+def names_of_gates(model: nn.Module) -> dict[Gate, str]:
+    """{gate: its name}: the position of a gate of a mixer, the path in its block of another, the
+    path in the model of one that is in no block."""
+    names = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Gate):
+            names[module] = re.sub(r"^blocks\.\d+\.(mixer\.gates\.)?", "", path)
+    return names
+
+
+@contextlib.contextmanager
+def replaced(module: nn.Module, name: str, wrapper: Callable) -> Iterator[None]:
+    """Inside, module.name(...) is wrapper(the method that it was, ...)."""
+    own = vars(module).get(name)
+    setattr(module, name, functools.partial(wrapper, getattr(module, name)))
+    try:
+        yield
+    finally:
+        delattr(module, name)
+        if own is not None:  # what another one put there
+            setattr(module, name, own)
+
+
+@contextlib.contextmanager
+def recording(mixers: Iterable[Mixer], names: dict[Gate, str]) -> Iterator[Seen]:
+    """Inside, the Seen gets what these mixers and gates compute. At the end all hooks are gone."""
+    seen = Seen()
+
+    def of_mixer(mixer, args, output):
+        seen.mixer = mixer
+        seen.x = args[0]
+        seen.y = output
+
+    def of_out_proj(out_proj, args):
+        seen.readout = args[0]
+
+    def of_read(read, projection, *args, **keys):
+        o = read(projection, *args, **keys)
+        seen.projection = projection
+        seen.o = o
+        return o
+
+    def of_gate(gate, act, y, g):
+        output = act(y, g)
+        if g.dim() == 2:  # a static gate has no B and T
+            g = g.expand(*y.shape[:2], -1, -1)
+        seen.calls.append(GateCall(gate, names[gate], y, g, output))
+        return output
+
+    with contextlib.ExitStack() as stack:
+        for mixer in mixers:
+            stack.enter_context(mixer.register_forward_hook(of_mixer))
+            stack.enter_context(mixer.out_proj.register_forward_pre_hook(of_out_proj))
+            stack.enter_context(replaced(mixer, "read", of_read))
+        for gate in names:
+            stack.enter_context(replaced(gate, "act", functools.partial(of_gate, gate)))
+        yield seen
 
 
 @torch.no_grad()
@@ -47,22 +170,19 @@ def probe(
     expected = (*inputs.shape, model.config.n_embd)
 
     def of_block(block, args, output):
-        stream = args[0]
-        if stream.shape != expected:
+        seen.stream = args[0]
+        seen.residual = output
+        if seen.stream.shape != expected:
             raise UserError(
-                f"meters: the hidden state of a block is {tuple(stream.shape)}, not the expected "
+                f"meters: the hidden state of a block is {tuple(seen.stream.shape)}, not the expected "
                 f"(batch, tokens, n_embd), {expected}; train with --meters=false"
             )
-        seen.names = names_of_gates(model, block)
-        seen.stream = stream
-        seen.residual = output
-        seen.scale = 1 / at_least_float32(stream).norm(dim=-1, keepdim=True).clamp(min=1e-30)
         results.append(measure(seen))
         vars(seen).update(vars(Seen()))
 
+    mixers = [block.mixer for block in model.blocks]
     with contextlib.ExitStack() as stack:
-        mixers = [block.mixer for block in model.blocks]
-        seen = stack.enter_context(recording(mixers, all_gates(model)))
+        seen = stack.enter_context(recording(mixers, names_of_gates(model)))
         for block in model.blocks:
             # before FSDP's own, which lets go of the block's weights
             stack.enter_context(block.register_forward_hook(of_block, prepend=True))
@@ -75,7 +195,7 @@ def to_json(x: torch.Tensor | list | float) -> Any:
     """A tensor, list or number, rounded to four digits, as lists and numbers; not finite: None, as
     JSON has no NaN."""
     if isinstance(x, torch.Tensor):
-        return to_json(x.tolist())
+        x = x.tolist()
     if isinstance(x, list):
         return [to_json(item) for item in x]
     return float(f"{x:.4g}") if math.isfinite(x) else None
@@ -116,16 +236,15 @@ def gate_meter(gate: Gate, g: torch.Tensor) -> dict:
 def gate_meters(seen: Seen, mask: torch.Tensor | None = None) -> dict[str, dict]:
     """{name: the meter of a gate}, at the tokens of the mask (B, T), which has some; None: at
     all."""
-    meters = {}
-    for name, calls in seen.gates.items():
-        logits = []
-        for call in calls:
-            g = call.g
-            if mask is not None:  # a token may have several, as the sub-tokens of deltaproduct
-                g = g.unflatten(1, (mask.shape[1], -1))[mask]
-            logits.append(g.flatten(0, -3))  # (tokens, heads, width)
-        meters[name] = gate_meter(calls[0].gate, torch.cat(logits))
-    return meters
+    gates = {}
+    logits: dict = {}
+    for call in seen.calls:
+        g = call.g
+        if mask is not None:  # a token may have several, as the sub-tokens of deltaproduct
+            g = g.unflatten(1, (mask.shape[1], -1))[mask]
+        gates[call.name] = call.gate
+        logits.setdefault(call.name, []).append(g.flatten(0, -3))  # (tokens, heads, width)
+    return {name: gate_meter(gate, torch.cat(logits[name])) for name, gate in gates.items()}
 
 
 def head_gates(seen: Seen) -> torch.Tensor | None:
@@ -227,16 +346,9 @@ def weights_of(seen: Seen) -> torch.Tensor:
     return weights / denominator.transpose(1, 2)
 
 
-def sizes_of_weights(seen: Seen) -> torch.Tensor:
-    """(B, H, T, T): the absolute values of weights_of, which are not copied where none has a
-    sign."""
-    weights = weights_of(seen)
-    return weights if seen.mixer.has_positive_weights else weights.abs()
-
-
 def query_meters(seen: Seen) -> dict[str, torch.Tensor]:
     """What each query gets from token 0, and how widely it looks: {name of BY_QUERY: (B, H, T)}."""
-    size = sizes_of_weights(seen)  # (B, H, T, T)
+    size = weights_of(seen).abs()  # (B, H, T, T)
     value = values_of(seen)[:, :1]  # (B, 1, H, D)
     # with a weight of one on token 0
     written = written_by_heads(seen, readout_factor(seen) * value)
@@ -245,21 +357,17 @@ def query_meters(seen: Seen) -> dict[str, torch.Tensor]:
     if seen.projection.sink is not None:  # softmax weights and the sink's sum to one
         to_sink = 1 - total
     whole = (total + to_sink.nan_to_num()).clamp(min=1e-30)
+    # -sum_j a_j ln a_j of the shares a_j = size_j / whole, and of the sink's; a head at a time
+    # stays in the processor's cache
+    entr = [torch.special.entr(of_head).sum(-1) for of_head in size.unbind(1)]
+    of_keys = (torch.stack(entr, 1) + total * whole.log()) / whole
+    of_sink = torch.special.entr(to_sink.clamp(min=0)).nan_to_num()
     return {
         "share": size[..., 0] / whole,
         "to_sink": to_sink,
         "effective": size[..., 0] * written,
-        "entropy": entropy_of(size, total, whole)
-        + torch.special.entr(to_sink.clamp(min=0)).nan_to_num(),
+        "entropy": of_keys + of_sink,
     }
-
-
-def entropy_of(size: torch.Tensor, total: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """(B, H, T), in nats: -sum_j a_ij ln a_ij of the shares a_ij = size_ij / whole_i, where size is
-    (B, H, T, T), total its sum over j, and whole (B, H, T)."""
-    # a head at a time stays in the processor's cache
-    by_head = [torch.special.entr(of_head).sum(-1) for of_head in size.unbind(1)]
-    return (torch.stack(by_head, 1) + total * whole.log()) / whole
 
 
 def written_by_heads(seen: Seen, o: torch.Tensor) -> torch.Tensor:
@@ -270,7 +378,8 @@ def written_by_heads(seen: Seen, o: torch.Tensor) -> torch.Tensor:
     call = seen.last_call("output")
     if call is not None and call.gate.is_factor:
         written = written * call.value()
-    return (written * seen.scale[:, :, None]).norm(dim=-1).transpose(1, 2)
+    scale = 1 / at_least_float32(seen.stream).norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    return (written * scale[:, :, None]).norm(dim=-1).transpose(1, 2)
 
 
 def values_of(seen: Seen) -> torch.Tensor:
@@ -325,7 +434,7 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
             return [None] * seen.mixer.n_head
         shares = []
         for i in range(INDUCTION_ROWS):  # the weights of one row at a time
-            size = sizes_of_weights(some_rows(seen, slice(i, i + 1)))  # (1, H, 2 half, 2 half)
+            size = weights_of(some_rows(seen, slice(i, i + 1))).abs()  # (1, H, 2 half, 2 half)
             followed = size.diagonal(1 - half, 2, 3)[..., 1:]  # queries half, half + 1, ...
             shares.append(followed / size[:, :, half:].sum(-1).clamp(min=1e-30))
         return to_json(torch.cat(shares).mean((0, 2)))

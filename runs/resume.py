@@ -15,13 +15,15 @@ import torch
 from base import configurator, files
 from base.configurator import UserError
 from base.tensors import wrong_tensor
+from data.shards import Dataset, open_dataset
 from gate import Gate
 from keys import WITH_ROPE_LENGTH, TrainConfig, without_alias
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, check_documents
 from runs import checkpoint as checkpoints
-from runs.checkpoint import OF_A_RUN
+from runs.checkpoint import OF_A_RUN, check_same_meaning
+from runs.hardware import Processes
 from runs.outdir import code_sha256
-from runs.parallel import load_moments, named_parameters
+from runs.parallel import check_micro_steps, load_moments, named_parameters
 
 # the fields of a checkpoint without which no run goes on from it
 NEEDED = ("iter_num", "data", "dtype", *(name.rstrip("?") for name in OF_A_RUN))
@@ -63,7 +65,12 @@ def where_to_start(user_keys: dict) -> Start:
     init_from = user_keys.get("init_from", TrainConfig.init_from)
     file = Path(user_keys.get("out_dir", TrainConfig.out_dir)) / "ckpt.pt"
     if init_from == "auto" and os.path.isfile(file.with_name("lock")):
-        wait_for_lock(file.parent)
+        # a job may still be writing the ckpt.pt
+        try:
+            files.lock(file.parent).close()
+        except files.InUse as error:
+            print(f"waiting up to {LOCK_WAIT:g} s for the lock: {error}", flush=True)
+            files.lock(file.parent, LOCK_WAIT).close()
     if init_from == "resume" or init_from == "auto" and os.path.isfile(file):
         return go_on(user_keys, file)
     if init_from in ("scratch", "auto"):
@@ -74,15 +81,6 @@ def where_to_start(user_keys: dict) -> Start:
             )
         return Start(config, user_keys)
     return start_from_weights(user_keys, init_from)
-
-
-def wait_for_lock(folder: Path) -> None:
-    """Waits for a job that may still be writing the ckpt.pt of the folder."""
-    try:
-        files.lock(folder).close()
-    except files.InUse as error:
-        print(f"waiting up to {LOCK_WAIT:g} s for the lock: {error}", flush=True)
-        files.lock(folder, LOCK_WAIT).close()
 
 
 # -- A run that goes on ----------------------------------------------------------------------------
@@ -253,6 +251,62 @@ def check_new_gate(gate: Gate, place: str, lost: list[str], n_embd: int, path: s
             f"and change what {path} computes; --gate_activation=sigmoid2 starts at the same "
             "function"
         )
+
+
+# -- What is checked before anything is written ----------------------------------------------------
+
+
+def check_same_start(start: Start, processes: Processes) -> None:
+    """UserError, on all processes, unless they start in the same way: machines may see other
+    files, and be given other keys."""
+    config = start.config
+    paths = ["dataset", "out_dir"]  # what lies there is compared instead
+    which_checkpoint = None
+    if start.resumed is not None:
+        which_checkpoint = (start.resumed["run_id"], start.resumed["iter_num"])
+    if start.source is not None:
+        paths.append("init_from")
+    keys = dataclasses.asdict(config) | dict.fromkeys((*paths, "threads"))
+    advice = "all machines must see the same out_dir; with init_from=auto they then all resume, or all start"
+    processes.check_same(which_checkpoint, f"the ckpt.pt of {config.out_dir}", advice)
+    processes.check_same(keys, "the config", "start all processes with the same keys")
+    processes.check_same(code_sha256()[1], "the code", "give all machines the same code")
+    if start.source is not None:
+        sha256 = files.sha256_of_file(files.find_checkpoint(config.init_from))
+        advice = "give all machines the same file, one that no run writes to meanwhile"
+        processes.check_same(sha256, config.init_from, advice)
+    check_micro_steps(config, processes.world_size)
+
+
+def open_data(start: Start, processes: Processes) -> Dataset:
+    """The data of the run. UserError, on all processes, for data that it cannot train on."""
+    config, resumed, source = start.config, start.resumed, start.source
+    dataset = open_dataset(config.dataset, config.mask_documents)
+    if config.mask_documents and not dataset.mask_documents:
+        raise UserError(
+            f"mask_documents=True: {dataset.folder} has rows and no documents; leave mask_documents out"
+        )
+    if config.mask_documents:
+        check_documents(config)
+    processes.check_same(
+        dataset.sha256, f"dataset={config.dataset!r}", "give all machines the same data"
+    )
+    if source is not None:
+        check_same_meaning(source, dataset)
+    if resumed is not None and resumed["data"].get("sha256") != dataset.sha256:
+        raise UserError(
+            f"{config.dataset}: not the data that {Path(config.out_dir) / 'ckpt.pt'} was trained on"
+        )
+    # both raise for data without a single row; a stream is validated in windows that may be shorter
+    # than block_size
+    dataset.examples_per_epoch("train", config.block_size)
+    is_row = dataset.kind == "examples" or dataset.mask_documents
+    dataset.examples_per_epoch("val", config.block_size if is_row else 1)
+    if config.vocab_size is not None and config.vocab_size < dataset.vocab_size:
+        raise UserError(
+            f"vocab_size={config.vocab_size}: {dataset.folder} has ids up to {dataset.vocab_size - 1}"
+        )
+    return dataset
 
 
 # -- Moments, rates and random state ---------------------------------------------------------------

@@ -32,7 +32,7 @@ from base.configurator import UserError
 from base.streams import tell
 from runs import checkpoint as checkpoints
 from runs.hardware import pick_device, signals_to, usable_cores
-from runs.outdir import ROOT, kept_checkpoint, read_metrics, write_text
+from runs.outdir import ROOT, kept_checkpoint, read_metrics
 from study.plan import Plan, name_of, steps_of
 from study.rows import number, read_rows, script_of, text_of, wanted_scores
 
@@ -276,7 +276,7 @@ def claim_run(run: dict, folder: Path) -> None:
         words = "holds a run of other keys; move it away, or take another --out_dir"
         raise UserError(f"{folder}: {words}")
     files.claim(folder, "run")
-    write_text(file, json.dumps(run))
+    files.write_text(file, json.dumps(run))
     (folder / "log.txt").unlink(missing_ok=True)
 
 
@@ -300,7 +300,7 @@ def prepare(config, keys: dict, seed: int, place: Path) -> Path:
             given = keys | {"out_dir": str(folder), "overwrite": config.overwrite}
             with contextlib.redirect_stdout(io.StringIO()):
                 script.main([f"--config_override={json.dumps(given)}"])
-            write_text(folder / "prepared.json", json.dumps(about))
+            files.write_text(folder / "prepared.json", json.dumps(about))
     return folder
 
 

@@ -25,7 +25,6 @@ from ops.fast import at_least_float32
 from runs import probe
 from runs.checkpoint import check_vocabulary, data_of, load_model
 from runs.hardware import pick_device
-from runs.recorder import Seen
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 MOST_TOKENS = 256
@@ -95,7 +94,7 @@ def word_of(tokenizer, i: int) -> str:
     return tokenizer.decode_bytes([i]).decode(errors="backslashreplace") or "<s>"
 
 
-def measure(seen: Seen) -> dict:
+def measure(seen: probe.Seen) -> dict:
     """What the page shows of a layer's T tokens: {name: a number of each token, by head (H, T), or
     None}. weights: for all heads and queries in turn the weights of the keys up to the query, in
     UNITs, int16 in base64. They are those of the attention in softmax layers, and shares of their

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import GPT
-from runs.recorder import all_gates, names_of_gates, recording
+from runs.probe import names_of_gates, recording
 
 
 @torch.no_grad()
@@ -82,10 +82,9 @@ def count_flops(call):
 @torch.no_grad()
 def seen_of(mixer, x, stream=None):
     """What the meters see of a mixer that runs alone on x (B, T, C), in a block whose input is stream (None: x)."""
-    with recording([mixer], all_gates(mixer)) as seen:
+    names = {gate: path.removeprefix("gates.") for gate, path in names_of_gates(mixer).items()}
+    with recording([mixer], names) as seen:
         mixer(x)
-    seen.names = {gate: path.removeprefix("gates.") for gate, path in names_of_gates(mixer, mixer).items()}
     seen.stream = x if stream is None else stream
     seen.residual = seen.stream + seen.y
-    seen.scale = 1 / seen.stream.norm(dim=-1, keepdim=True)
     return seen

@@ -22,8 +22,7 @@ from gate import GATE_ACTIVATIONS
 from keys import GRANULARITIES, keys_of_today, parse_gate
 from mixer import DENOMINATOR_MIN
 from model import GLA, GPT, MIXERS, MLP, MLPS, GPTConfig, Softmax
-from runs.probe import weights_of
-from runs.recorder import Seen
+from runs.probe import Seen, weights_of
 
 T, C, H, D = 40, 32, 4, 8
 every_mixer = pytest.mark.parametrize("name", MIXERS)

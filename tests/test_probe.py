@@ -10,10 +10,11 @@ import pytest
 import torch
 from small_models import off_its_start, seen_of
 
+import train
 from evaluate import prune_gates, quantise
 from gate import Gate
 from model import MIXERS, GPTConfig, Softmax
-from runs import health, probe
+from runs import probe
 
 T, C, H, D = 12, 16, 2, 8
 X = torch.randn(3, T, C, generator=torch.Generator().manual_seed(1))
@@ -224,9 +225,9 @@ def test_a_probe_leaves_no_trace_and_a_compiled_model_is_not_compiled_again():
 
 def test_a_spike_is_five_deviations_above_the_last_hundred():
     steady = [2.0, 4.0] * 50  # mean 3, deviation 1
-    assert health.is_spike(8.01, steady) and not health.is_spike(7.99, steady)
-    assert health.is_spike(8.01, [100.0] * 50 + steady)  # older losses do not count
-    assert not health.is_spike(1e9, steady[:10])  # too few to tell
+    assert train.is_spike(8.01, steady) and not train.is_spike(7.99, steady)
+    assert train.is_spike(8.01, [100.0] * 50 + steady)  # older losses do not count
+    assert not train.is_spike(1e9, steady[:10])  # too few to tell
 
 
 # -- pruning and 8 bits ------------------------------------------------------------------------------------------------
