@@ -8,16 +8,16 @@ the run), metrics.jsonl (one object per line), ckpt.pt (the last checkpoint) and
 lowest validation loss). The batch and the dropout of a step depend on (seed, step) alone, and not
 on the number of processes, on evaluations or on restarts.
 
---init_from=resume continues a run that was stopped, to the same bits. Its keys are the
-checkpoint's, but for those that you give. --init_from=auto resumes if out_dir has a ckpt.pt, and
-otherwise starts. --init_from=out/other starts a new run from the weights and the model keys of
+--init_from=resume goes on from out_dir/ckpt.pt, and ends with the bits of a run that was never
+stopped. Keys that you do not give are the checkpoint's. --init_from=auto resumes if out_dir has a
+ckpt.pt, and otherwise starts. --init_from=out/other starts a new run from the weights and the model keys of
 another run (docs/gates.md adds a gate in this way).
 
 --dry_run=true prints the memory, time and disk that the run takes, and does nothing else.
 
-SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 save, and exit with status 128 plus the signal's number. Each
-evaluation is preceded by a save, unless save_interval says otherwise. If the loss or a gradient is
-not finite, the run exits with status 1.
+SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 save, and exit with status 128 plus the signal's number. A
+checkpoint is saved every save_interval steps, which is before every evaluation unless you give it.
+If the loss or a gradient is not finite, the run exits with status 1.
 
 The loop is `train`. To change the optimizer edit make_optimizers, the loss GPT.loss in model.py; to
 log another number add it to `row` in the loop, and to log elsewhere see runs/loggers.py.
@@ -105,32 +105,33 @@ def make_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """The optimizers of a run. Edit this function to use another one.
 
-    The learning rate of a step is the schedule's times the group's lr_scale.
+    Make them of model.parameter_groups(...): its (name, parameter) pairs are what checkpoints need,
+    and the learning rate of a step is the schedule's times a group's lr_scale.
     """
+    lr = config.learning_rate
+    adamw: dict = {"lr": lr, "betas": (config.beta1, config.beta2), "fused": device_type != "mps"}
     groups = model.parameter_groups(
         config.weight_decay, config.gate_weight_decay, config.gate_lr_scale
     )
-    rows: dict = {}  # {parameter of Muon: the rows of each matrix in it}
-    if config.optimizer == "muon":
-        rows = matrices_of(model, with_gates=config.gate_optimizer != "adamw")
-    of_muon = []
-    of_adamw = []
+    if config.optimizer == "adamw":
+        return [torch.optim.AdamW(groups, **adamw)]
+    # {weight: the rows of each matrix that is fused in it}
+    matrices = matrices_of(model, with_gates=config.gate_optimizer != "adamw")
+    for_muon = []
+    for_adamw = []
     for group in groups:
-        matrices = [(name, p) for name, p in group["params"] if p in rows]
-        others = [(name, p) for name, p in group["params"] if p not in rows]
-        if matrices:
+        of_muon = [(name, p) for name, p in group["params"] if p in matrices]
+        of_adamw = [(name, p) for name, p in group["params"] if p not in matrices]
+        if of_muon:
             lr_scale = config.muon_lr_scale * group["lr_scale"]
-            of_muon.append(group | {"params": matrices, "lr_scale": lr_scale})
-        if others:
-            of_adamw.append(group | {"params": others})
-    lr = config.learning_rate
-    betas = (config.beta1, config.beta2)
-    fused = device_type != "mps"
+            for_muon.append(group | {"params": of_muon, "lr_scale": lr_scale})
+        if of_adamw:
+            for_adamw.append(group | {"params": of_adamw})
     optimizers: list[torch.optim.Optimizer] = []
-    if of_muon:
-        optimizers.append(Muon(of_muon, rows, lr))
-    if of_adamw:
-        optimizers.append(torch.optim.AdamW(of_adamw, lr=lr, betas=betas, fused=fused))
+    if for_muon:  # a model of embeddings alone has no matrix for it
+        optimizers.append(Muon(for_muon, matrices, lr))
+    if for_adamw:  # gates that are trained alone may leave it nothing
+        optimizers.append(torch.optim.AdamW(for_adamw, **adamw))
     return optimizers
 
 
@@ -144,14 +145,14 @@ class Batch(NamedTuple):
     document: torch.Tensor | None = None  # (B, T), of packed documents (data/shards.py)
 
 
-def step_unless(optimizer: Any, skip: torch.Tensor) -> None:
-    """A step of the optimizer, unless `skip` is true. A fused AdamW and Muon skip it on the device,
-    where found_inf is 1, as torch.amp.GradScaler tells them to; for another one, such as AdamW on
-    MPS, the host reads the number."""
+def step_if(optimizer: Any, is_good: torch.Tensor) -> None:
+    """A step of the optimizer, if is_good. A fused AdamW and Muon skip it on the device where
+    found_inf is 1, as torch.amp.GradScaler tells them to; for another one, such as AdamW on MPS,
+    the host reads the number."""
     if optimizer.defaults.get("fused") or isinstance(optimizer, Muon):
-        optimizer.found_inf = skip.float()
+        optimizer.found_inf = (~is_good).float()
         optimizer.step()
-    elif not skip:
+    elif is_good:
         optimizer.step()
 
 
@@ -212,8 +213,7 @@ def micro_loss(
     if config.dropout > 0:  # dropout depends on (seed, step, micro-step) alone
         torch.manual_seed(zlib.crc32(f"{config.seed} {step} {batch.micro_step}".encode()))
     with autocast(batch.inputs.device.type, dtype):
-        options = {} if batch.document is None else {"document": batch.document}
-        loss = model(batch.inputs, batch.targets, reduction="sum", **options)
+        loss = model(batch.inputs, batch.targets, reduction="sum", document=batch.document)
         return loss / batch.n_labels
 
 
@@ -285,26 +285,25 @@ def train(run: Run) -> None:
         lr = learning_rate(config, step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr * group["lr_scale"]
+                group["lr"] = lr * group.get("lr_scale", 1.0)
 
         # on a signal, save and exit
         signal_number = processes.stop_signal(step, config.log_interval)
         if signal_number:
             exit_by_signal(run, signal_number)
 
-        # save and evaluate, each in its interval and at the end; save before, so that a kill during
-        # the evaluation loses nothing
+        # save and evaluate, each in its interval and behind the last step; save first, so that a kill
+        # during the evaluation loses nothing
         is_last = step == config.max_iters
         evaluates_now = is_last or step % config.eval_interval == 0
         if saves_now(run):
             check_and_save(run)
-        if evaluates_now:
-            # a run that goes on may have the row of this step
-            if step not in [row["step"] for row in run.evaluations]:
-                evaluate_and_save_the_best(run)
-            if is_last or is_solved(run):
-                check_and_save(run)
-                break
+        # a run that goes on may have the row of this step
+        if evaluates_now and step not in [row["step"] for row in run.evaluations]:
+            evaluate_and_save_the_best(run)
+        if evaluates_now and (is_last or is_solved(run)):
+            check_and_save(run)  # a task may be solved at a step that does not save
+            break
         if saves_now(run) or evaluates_now:  # these are no part of the speed of a step
             log_step = step
             log_time = time.perf_counter()
@@ -314,7 +313,7 @@ def train(run: Run) -> None:
         batches = next(batches_of_steps)
         loss = torch.zeros((), device=device)
         for batch in batches:
-            with parallel.no_sync(step_model, unless=batch is batches[-1]):
+            with parallel.sync_gradients(step_model, batch is batches[-1]):
                 part = micro_loss(step_model, config, run.dtype, step, batch)
                 # DDP and FSDP take the mean over the processes; the loss is already divided by the
                 # labels of all
@@ -331,15 +330,15 @@ def train(run: Run) -> None:
             scaler.unscale_(optimizer)
         grad_norm = parallel.clip_gradients(model, config.grad_clip)
 
-        # update, unless the loss or a gradient was not finite, here or in an earlier step. In
-        # float16 an infinite gradient only means that the loss scale was too high: this step alone
-        # is skipped. step_unless stands for scaler.step, which would wait for the GPU; unscale_ has
+        # update, if all is finite, here and in every step before. bad_step is read with the next log.
+        # In float16 an infinite gradient only means that the loss scale was too high: this step
+        # alone is skipped. step_if stands for scaler.step, which would wait for the GPU; unscale_ has
         # told the scaler whether this step overflowed
-        is_bad = ~(loss + grad_norm).isfinite()
-        ends_run = ~loss.isfinite() if scaler.is_enabled() else is_bad
-        run.bad_step = run.bad_step.masked_fill((run.bad_step < 0) & ends_run, step)
+        is_good = (loss + grad_norm).isfinite()
+        goes_on = loss.isfinite() if scaler.is_enabled() else is_good
+        run.bad_step = torch.where((run.bad_step < 0) & ~goes_on, step, run.bad_step)
         for optimizer in optimizers:
-            step_unless(optimizer, skip=is_bad | (run.bad_step >= 0))
+            step_if(optimizer, is_good & (run.bad_step < 0))
         scaler.update()
         # DDP's gradients stay views of its buckets
         model.zero_grad(set_to_none=not isinstance(step_model, DistributedDataParallel))
@@ -386,7 +385,7 @@ def check_all_are_used(model: GPT) -> None:
     if unused:
         raise UserError(
             f"model.py: {len(unused)} parameters are built and never used, first {unused[0]}: the loss does not "
-            "depend on them; apply what they belong to, or do not build it"
+            "depend on them; use them in forward, or do not build them"
         )
 
 
@@ -570,9 +569,7 @@ def exit_by_signal(run: Run, number: int) -> NoReturn:
 
 
 def finish(run: Run) -> None:
-    """Logs the last row and prints it. eval_whole says whether it is of the whole validation split;
-    where that is None, it is if reading all takes no longer than training took."""
-    config, processes = run.config, run.processes
+    """Logs the row of the end, and prints it."""
     counts = run.dataset.counts("val")
     # in rows of a task only a few of the tokens have a label
     n_labels = counts.get("labels", counts["tokens"])
@@ -580,50 +577,54 @@ def finish(run: Run) -> None:
     was_sampled = run.eval_tokens is not None and run.eval_tokens < counts["tokens"]
     seconds_of_whole = last.get("seconds", 0.0) * n_labels / last["labels"]
     seconds_of_training = time.perf_counter() - run.started - run.eval_seconds
-    read_whole = config.eval_whole
+    read_whole = run.config.eval_whole
     if read_whole is None:
-        read_whole = processes.from_main(seconds_of_whole <= seconds_of_training)
+        is_quick = seconds_of_whole <= seconds_of_training
+        read_whole = run.processes.from_main(is_quick)
     is_whole = read_whole or not was_sampled
 
-    # A finished run that is started again has its last row already. It is made anew only where it is
-    # of a sample and all is to be read now. It is logged in any case: a resumed run writes
-    # metrics.jsonl anew without it. Rows of older versions have no "whole" and no "seconds"
-    row = processes.from_main(run.out.ended)
-    has_row = row is not None and row["step"] == run.step
-    is_too_small = has_row and is_whole and not row.get("whole", True)
-    if not has_row or is_too_small:
+    # a finished run that is started again has the row already; it is made anew where that is of a
+    # sample, and all is to be read now. Rows of older versions have no "whole"
+    row = run.processes.from_main(run.out.ended)
+    if row is None or row["step"] != run.step or (is_whole and not row.get("whole", True)):
         row = {name: x for name, x in last.items() if name not in ("meters", "seconds")}
         if was_sampled and is_whole:
             row |= validate(run, None)
         row |= {"event": "end", "whole": is_whole, "seconds": time.perf_counter() - run.started}
         row["eval_seconds"] = run.eval_seconds
-    run.out.log(row)
-    if processes.is_main:
-        steps = f"{run.step} steps"
-        if run.step < config.max_iters:
-            steps = f"{run.step} of {config.max_iters} steps (solved)"
-        accuracy = ""
-        if run.dataset.kind == "examples":
-            accuracy = f", accuracy {row['accuracy']:.1%}"
-        loss = f"validation loss {row['val_loss']:.4f} nats{accuracy}"
-        print(f"{loss} after {steps} in {row['seconds']:.0f} s")
+    run.out.log(row)  # an old one, too: a run that goes on writes metrics.jsonl anew, without it
+    if run.processes.is_main:
+        print_end(run, row)
         if not row.get("whole", True):
             print(
                 f"  measured on {row['labels']:,} of {n_labels:,} labels; all of them take about "
                 f"{seconds_of_whole:.0f} s:"
             )
             print(
-                f"  python train.py --out_dir={config.out_dir} --init_from=resume --eval_whole=true"
+                f"  python train.py --out_dir={run.config.out_dir} --init_from=resume --eval_whole=true"
             )
         sample = " on the sample" if was_sampled else ""
         best = f"validation loss {run.best_val_loss:.4f}{sample}"
         print(f"written to {run.out.path}/: metrics.jsonl, ckpt.pt, best.pt ({best})")
 
 
+def print_end(run: Run, row: dict) -> None:
+    steps = f"{run.step} steps"
+    if run.step < run.config.max_iters:
+        steps = f"{run.step} of {run.config.max_iters} steps (solved)"
+    accuracy = ""
+    if run.dataset.kind == "examples":
+        accuracy = f", accuracy {row['accuracy']:.1%}"
+    loss = f"validation loss {row['val_loss']:.4f} nats{accuracy}"
+    print(f"{loss} after {steps} in {row['seconds']:.0f} s")
+
+
 # -- How a run starts ------------------------------------------------------------------------------
 
 
 def main(argv: list[str]) -> None:
+    """Reads the keys and the checkpoint (where_to_start), checks (train_from), builds (make_run), and
+    trains (train)."""
     start = where_to_start(configurator.read_words(TrainConfig, argv))
     if start.config.dry_run:
         print_plan(start)

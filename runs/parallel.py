@@ -2,7 +2,7 @@
 (FSDP2).
 
     step_model = share_out(model, config, processes, compiled, dtype)   # before optimizers are
-    with no_sync(step_model, unless=is_last): ...                       # a backward pass inside
+    with sync_gradients(step_model, is_last): ...                       # a backward pass inside
     norm = clip_gradients(model, config.grad_clip)
     with eager(model): ...                                              # evaluations and meters
     weights, moments = whole_state(model, optimizers)                   # called by every process
@@ -150,12 +150,12 @@ def is_sharded(model: Any) -> bool:
     return hasattr(model, "reshard")  # FSDP's, whose class only a process that shards has imported
 
 
-def no_sync(model: Any, unless: bool) -> contextlib.AbstractContextManager:
-    """Inside, the gradients of a backward pass stay in this process, `unless` it is the last one of
-    the step."""
+def sync_gradients(model: Any, is_last: bool) -> contextlib.AbstractContextManager:
+    """Inside, the gradients of a backward pass stay in this process, until the last one of the
+    step, which sums them over the processes."""
     if is_sharded(model):
-        model.set_requires_gradient_sync(unless)
-    elif isinstance(model, DistributedDataParallel) and not unless:
+        model.set_requires_gradient_sync(is_last)
+    elif isinstance(model, DistributedDataParallel) and not is_last:
         return model.no_sync()
     return contextlib.nullcontext()
 
@@ -215,6 +215,11 @@ def named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple]:
     """[(name, parameter)], in the order that its state_dict numbers them."""
     pairs = []
     for group in optimizer.param_groups:
+        if "param_names" not in group:
+            raise UserError(
+                "make_optimizers: checkpoints need the names of the parameters; make the optimizer of "
+                "model.parameter_groups(...) or of model.named_parameters()"
+            )
         pairs += zip(group["param_names"], group["params"], strict=True)
     return pairs
 
