@@ -9,7 +9,6 @@ results/gaterun/README.md.
 """
 
 import contextlib
-import itertools
 import platform
 import statistics
 import sys
@@ -32,8 +31,7 @@ from study.stats import sign_flip_test
 from train import learning_rate, model_args
 
 OF_NANOGPT = "config/shakespeare_char.py"  # its recipe for a CPU, by our names
-# those of our keys that are nanoGPT's, too
-SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")
+SIZES = ("n_layer", "n_head", "n_embd", "block_size")  # those of our keys that are nanoGPT's, too
 CONTEXT = 64
 MOST_PARAMETERS = 828_544  # nanoGPT's, with 256 ids
 LONG = "--max_iters=960 --warmup_iters=48"
@@ -69,18 +67,20 @@ def gaterun(config: BenchConfig, rows: Rows) -> None:
             pystdlib.main(
                 ["--most_bytes=1_000_000", "--val_fraction=0.1", "--seed=0", f"--out_dir={folder}"]
             )
-        splits = open_dataset(folder).meta["splits"]
-        text = {name: split["shards"][0]["sha256"] for name, split in splits.items()}
+        text = {}
+        for name, split in open_dataset(folder).meta["splits"].items():
+            text[name] = split["shards"][0]["sha256"]
         rows.write("text", sha256_of_text=text, python=platform.python_version())
-        pairs = itertools.product(config.seeds, (NANOGPT, *names))
-        tasks = [(config, folder, seed, name) for seed, name in pairs]
+        tasks = []
+        for seed in config.seeds:
+            for name in (NANOGPT, *names):
+                tasks.append((config, folder, seed, name))
         found = in_new_processes(run_of, tasks, at_once=config.threads)
-    losses_of_theirs = [run["val_loss"] for run in found if run["side"] == NANOGPT]
-    seconds_of_theirs = [run["cpu_seconds"] for run in found if run["side"] == NANOGPT]
+    theirs = [run for run in found if run["side"] == NANOGPT]
     for name in (NANOGPT, *names):
         ours = [run for run in found if run["side"] == name]
         losses = [run["val_loss"] for run in ours]
-        gains = [a - b for a, b in zip(losses_of_theirs, losses, strict=True)]
+        gains = [a["val_loss"] - b["val_loss"] for a, b in zip(theirs, ours, strict=True)]
         seconds = [run["cpu_seconds"] for run in ours]
         rows.write(
             name,
@@ -94,7 +94,8 @@ def gaterun(config: BenchConfig, rows: Rows) -> None:
             runs=ours,
         )
         if name != NANOGPT and len(ours) > 5:
-            rows.ratio(f"{name}: processor time, ours / nanoGPT's", seconds, seconds_of_theirs)
+            of_theirs = [run["cpu_seconds"] for run in theirs]
+            rows.ratio(f"{name}: processor time, ours / nanoGPT's", seconds, of_theirs)
 
 
 def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
@@ -108,11 +109,12 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
             raise UserError(
                 f"{key}={getattr(train, key)}: a recipe of the gate run has {value}, as nanoGPT's"
             )
-    keys = model_args(train) | {"vocab_size": dataset.vocab_size}
+    keys = model_args(train)
     attention = keys.pop("attention")
     if name == NANOGPT:
         attention = NANOGPT
         keys = {key: keys[key] for key in SIZES}
+    keys["vocab_size"] = dataset.vocab_size
     side = Side(config, attention, train=replace(train, seed=seed), **keys)
     parameters = sum(p.numel() for p in side.model.parameters())
     if name != NANOGPT and parameters > MOST_PARAMETERS:
