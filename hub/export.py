@@ -48,8 +48,7 @@ class ExportConfig:
 configurator.begin(__name__, ExportConfig, positional=None)
 
 from hub.export_hf import write_folder
-from hub.huggingface import export_to, write_checkpoint
-from hub.text import copied_files
+from hub.huggingface import checkpoint_of, export_to
 from runs.checkpoint import load
 
 
@@ -62,23 +61,17 @@ def main(argv: list[str]) -> None:
         return
     if config.from_hf is not None:
         folder = config.out_dir
-        names = write_checkpoint(config.from_hf, folder, config.block_size, config.overwrite)
+        file = find_checkpoint(config.from_hf)
+        checkpoint = checkpoint_of(file, config.block_size)
     else:
         folder = config.safetensors
-        names = export(config.checkpoint, folder, config.overwrite)
+        file = find_checkpoint(config.checkpoint)
+        checkpoint = load(file)
+    kept = ("model_args", "iter_num", "data", "dtype")
+    about = {name: checkpoint[name] for name in kept if name in checkpoint}
+    data = checkpoint.get("data", {})
+    names = export_to(folder, checkpoint["model"], about, file, data, config.overwrite)
     print(f"written to {folder}/: {names}")
-
-
-def export(path: str, folder: str, overwrite: bool = False) -> str:
-    """Writes folder/model.safetensors, the weights, folder/config.json, the model's keys, and its
-    tokenizer. Returns the names of the files. Raises UserError."""
-    checkpoint = load(path)
-    about = {}
-    for name in ("model_args", "iter_num", "data", "dtype"):
-        if name in checkpoint:
-            about[name] = checkpoint[name]
-    texts = copied_files(find_checkpoint(path), checkpoint.get("data", {}))
-    return export_to(Path(folder), checkpoint["model"], about, texts, overwrite)
 
 
 if __name__ == "__main__":

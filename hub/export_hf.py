@@ -5,7 +5,6 @@ refused by its name.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +15,9 @@ from base.files import find_checkpoint, one_line
 from data.tokenizer import TOKENIZER_FILE
 from hub.families import FAMILIES, GATED, PARTIAL, SIZES, keys_of
 from hub.huggingface import export_to
-from hub.tensors import parts_of, to_theirs, with_gates_between
-from hub.text import copied_files
+from hub.tensors import parts_of, put_gates_between, to_theirs
 from keys import word_of
-from model import GPT, GPTConfig
+from model import GPTConfig
 from runs.checkpoint import load_model
 from runs.memory import without_data
 from runs.notes import unused_keys
@@ -46,9 +44,9 @@ def write_folder(path: str, folder: str, family: str | None, overwrite: bool) ->
     model_type. Raises UserError for a model with keys that the family does not have."""
     check_choice("family", family, CLASSES)
     model, checkpoint = load_model(path)
-    config, weights = without_factor_2(model, checkpoint["model"])  # in the dtypes of the file
     try:
-        about, back = as_family(config, family, weights)
+        # the weights have the dtypes of the file
+        about, back, weights = as_family(model.config, checkpoint["model"], family)
         model = without_data(back)
         with one_line(f"its weights are not those of a {family} with its keys"):
             model.load_state_dict(weights, assign=True)
@@ -60,35 +58,36 @@ def write_folder(path: str, folder: str, family: str | None, overwrite: bool) ->
         if len(theirs) > 1:
             rows = torch.cat(rows).split(list(theirs.values()))
         tensors |= zip(theirs, rows, strict=True)
-    tensors = with_gates_between(tensors, config)
+    put_gates_between(tensors, back)
     data = checkpoint.get("data", {})
-    texts = copied_files(find_checkpoint(path), data)
-    written = export_to(Path(folder), tensors, about, texts, overwrite)
+    written = export_to(folder, tensors, about, find_checkpoint(path), data, overwrite)
     text = f"written to {folder}/ as {family}: {written}"
-    if TOKENIZER_FILE not in texts and data.get("tokenizer"):
+    if TOKENIZER_FILE not in written and data.get("tokenizer"):
         text += f"\nnote: without the tokenizer, {data['tokenizer']}; AutoTokenizer takes another"
     return text
 
 
-def as_family(config: GPTConfig, family: str, weights: dict) -> tuple[dict, GPTConfig]:
-    """(their config.json, the keys that come back from it). Raises UserError, which names the key,
-    for a model that the family does not have."""
+def as_family(config: GPTConfig, weights: dict, family: str) -> tuple[dict, GPTConfig, dict]:
+    """(their config.json, the keys that come back from it, weights for these). Raises UserError for
+    a key that has not come back, and has an effect in this model.
+
+    Of gates y * 2s(g) the 2 goes to the weight behind the gate: they have sigmoid gates there.
+    """
+    if config.gate_activation == "sigmoid2":
+        for i, (_, gate) in enumerate(config.layers()):
+            if "readout" in gate.positions:
+                name = f"blocks.{i}.mixer.out_proj.weight"
+                weights = weights | {name: 2 * weights[name]}
+        config = dataclasses.replace(config, gate_activation="sigmoid")
     about = config_of(config, family, weights)
     back = configurator.build(type(config), keys_of(about, config.block_size))
-    check_same(config, back)
-    return about, back
-
-
-def without_factor_2(model: GPT, weights: dict) -> tuple[GPTConfig, dict]:
-    """The same model with sigmoid gates: the 2 of y * 2s(g) goes to the weight behind the gate."""
-    if model.config.gate_activation != "sigmoid2":
-        return model.config, weights
-    weights = dict(weights)
-    for i, block in enumerate(model.blocks):
-        if "readout" in block.mixer.gates:
-            name = f"blocks.{i}.mixer.out_proj.weight"
-            weights[name] = 2 * weights[name]
-    return dataclasses.replace(model.config, gate_activation="sigmoid"), weights
+    theirs = spelled_out(back)
+    ignored = {*unused_keys(config), *NOT_COMPARED} - {"gate"}
+    for name, value in spelled_out(config).items():
+        if value != theirs[name] and name not in ignored:
+            only = getattr(back, name)
+            raise UserError(f"{name}={getattr(config, name)!r}: there it can only be {only!r}")
+    return about, back, weights
 
 
 def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
@@ -98,35 +97,22 @@ def config_of(config: GPTConfig, family: str, weights: dict) -> dict[str, Any]:
     keys["mlp_width"] = max(widths, default=1)
     keys |= zip(SIZES, config.head_sizes, strict=True)
     about = {field: keys[key] for key, field in FAMILIES[family].keys.items()}
-    about |= {
-        "architectures": [CLASSES[family]],
-        "model_type": family,
-        "dtype": str(weights["wte.weight"].dtype).removeprefix("torch."),
-    }
+    about["architectures"] = [CLASSES[family]]
+    about["model_type"] = family
+    about["dtype"] = str(weights["wte.weight"].dtype).removeprefix("torch.")
     # some classes have numbers of their own
     about |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    rope = {
-        "rope_theta": config.rope_base,
-        PARTIAL: 0.25 if "qwen3_next" in keys["attention"] else 1.0,
-    }
+    part = 0.25 if "qwen3_next" in keys["attention"] else 1.0
+    rope = {"rope_theta": config.rope_base, PARTIAL: part}
     # transformers reads rope_parameters from its version 5 on. Older ones, and vLLM, read the same
     # numbers beside it
     about |= rope | {"rope_parameters": {"rope_type": "default"} | rope}
     if family == GATED:
-        is_linear = [mixer == "gated_deltanet" for mixer in keys["attention"]]
-        kinds = ["linear_attention" if linear else "full_attention" for linear in is_linear]
-        about["layer_types"] = kinds
+        about["layer_types"] = [
+            "linear_attention" if mixer == "gated_deltanet" else "full_attention"
+            for mixer in keys["attention"]
+        ]
     return about
-
-
-def check_same(config: GPTConfig, back: GPTConfig) -> None:
-    """Raises UserError for a key that has not come back, and has an effect in this model."""
-    theirs = spelled_out(back)
-    ignored = {*unused_keys(config), *NOT_COMPARED} - {"gate"}
-    for name, value in spelled_out(config).items():
-        if value != theirs[name] and name not in ignored:
-            only = getattr(back, name)
-            raise UserError(f"{name}={getattr(config, name)!r}: there it can only be {only!r}")
 
 
 def spelled_out(config: GPTConfig) -> dict[str, Any]:

@@ -126,27 +126,17 @@ KEYS_OF_MAMBA2 = BASE | {
     "short_conv": "conv_kernel",
 }
 
-# What fields may be that no tensor shows, and what those are that a config.json leaves out
-ALLOWED: dict[str, Any] = {"hidden_act": ("silu",), "use_sliding_window": (False,)}
-DEFAULTS: dict[str, Any] = {
-    "tie_word_embeddings": False,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 1.0,
-    "sliding_window": None,
-}
-ALLOWED_OF_GPT2 = {
+# What fields may be that no tensor shows, in every family
+NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # which is no JSON
+ALLOWED: dict[str, tuple] = {
+    "hidden_act": ("silu", "swish"),
+    "use_sliding_window": (False,),
+    "quantization_config": ({},),  # the folder of the weights that are not quantised is read
+    # of GPT-2
     "activation_function": ("gelu", "gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
-}
-DEFAULTS_OF_GPT2 = {
-    "tie_word_embeddings": True,
-    "layer_norm_epsilon": 1e-5,
-    "activation_function": "gelu_new",
-}
-ALLOWED_OF_FLA = {
-    "hidden_act": ("swish",),
+    # of fla
     "feature_map": (),
     "clamp_min": (),
     "qk_norm": ("l2",),
@@ -154,6 +144,22 @@ ALLOWED_OF_FLA = {
     "output_gate_activation": ("swish", "silu"),
     "use_output_gate": (True,),
     "attn": (),  # softmax layers between the others
+    # of Mamba-2
+    "norm_before_gate": (False,),
+    "time_step_limit": NO_LIMIT,
+}
+# What those fields are that a config.json leaves out
+DEFAULTS: dict[str, Any] = {
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+    "sliding_window": None,
+}
+DEFAULTS_OF_GPT2 = {
+    "tie_word_embeddings": True,
+    "layer_norm_epsilon": 1e-5,
+    "activation_function": "gelu_new",
 }
 DEFAULTS_OF_FLA: dict[str, Any] = {
     "hidden_ratio": 4,
@@ -165,12 +171,6 @@ DEFAULTS_OF_FLA: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "expand_k": 1.0,
     "expand_v": 1.0,
-}
-NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # which is no JSON
-ALLOWED_OF_MAMBA2 = {
-    "hidden_act": ("silu", "swish"),
-    "norm_before_gate": (False,),
-    "time_step_limit": NO_LIMIT,
 }
 
 
@@ -264,23 +264,22 @@ class Family(NamedTuple):
     names: dict[str, str]  # of tensors
     blocks: str  # what theirs call the list of layers
     keys: dict[str, str]  # {our key: the field that it is}
-    allowed: dict[str, tuple]  # {field: what it may be}
     defaults: dict[str, Any]  # of fields that a config.json may leave out
     read: Callable[[dict, str], dict]  # (config.json, family): the keys that are not one field
     always: dict[str, Any] = {"mlp": "swiglu"}  # keys that every model has
+    allowed: dict[str, tuple] = {}  # beside ALLOWED: {field: what it may be}
 
 
-LLAMA = Family(NAMES, "model.layers", KEYS, ALLOWED, DEFAULTS, read_llama)
+LLAMA = Family(NAMES, "model.layers", KEYS, DEFAULTS, read_llama)
 GPT2 = Family(
     NAMES_OF_GPT2,
     "transformer.h",
     KEYS_OF_GPT2,
-    ALLOWED_OF_GPT2,
     DEFAULTS_OF_GPT2,
     read_gpt2,
     always={"norm": "layer", "bias": True, "position": "learned"},
 )
-FLA = Family(NAMES_OF_FLA, "model.layers", KEYS_OF_FLA, ALLOWED_OF_FLA, DEFAULTS_OF_FLA, read_fla)
+FLA = Family(NAMES_OF_FLA, "model.layers", KEYS_OF_FLA, DEFAULTS_OF_FLA, read_fla)
 GATED = "qwen3_5_text"  # every layer has its gate, and norms hold 1 + weight
 FAMILIES = {  # by model_type, but for nanogpt
     "llama": LLAMA,
@@ -300,24 +299,23 @@ FAMILIES = {  # by model_type, but for nanogpt
     "nanogpt": GPT2._replace(keys=dict(zip(OF_NANOGPT, OF_NANOGPT, strict=True))),
     "gla": FLA._replace(
         names=NAMES_OF_FLA | {"mixer.norm": "attn.g_norm"},
-        allowed=ALLOWED_OF_FLA | {"use_short_conv": (False,)},  # here it has no SiLU
+        allowed={"use_short_conv": (False,)},  # here it has no SiLU
         defaults=DEFAULTS_OF_FLA | {"expand_k": 0.5, "use_short_conv": False},
         always={"mlp": "swiglu", "attention": "gla", "gate": "native"},
     ),
     "gated_deltanet": FLA._replace(
-        allowed=ALLOWED_OF_FLA | {"use_gate": (True,)},
+        allowed={"use_gate": (True,)},
         defaults=DEFAULTS_OF_FLA | {"expand_v": 2.0},
         always={"mlp": "swiglu", "attention": "gated_deltanet", "gate": "native"},
     ),
     "delta_net": FLA._replace(
-        allowed=ALLOWED_OF_FLA | {"use_gate": (False,)},
+        allowed={"use_gate": (False,)},
         always={"mlp": "swiglu", "attention": "deltanet"},
     ),
     "mamba2": Family(
         NAMES_OF_MAMBA2,
         "backbone.layers",
         KEYS_OF_MAMBA2,
-        ALLOWED_OF_MAMBA2,
         {"tie_word_embeddings": False, "rmsnorm": True},
         read_mamba2,
         always={"attention": "mamba2", "gate": "native", "mlp": "none"},
@@ -334,8 +332,7 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     config = family.defaults | config
     if "layer_norm_epsilon" in config:  # of transformers' Mamba-2
         config.setdefault("norm_eps", config["layer_norm_epsilon"])
-    # the folder of the weights that are not quantised is read
-    allowed = family.allowed | {"quantization_config": ({},)}
+    allowed = ALLOWED | family.allowed
     for field in config.keys() & allowed.keys():
         check_choice(field, config[field], allowed[field])
     given = {key: config[field] for key, field in family.keys.items() if field in config}

@@ -55,7 +55,7 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# how a text is cut before the merges: {tokenizer.ggml.pre: a pattern for whole pieces, or digits}
+# how a text is cut before the merges: {tokenizer.ggml.pre: a pattern; None is GPT-2's}
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -65,8 +65,8 @@ PATTERNS = {
     "llama-bpe": LLAMA_3,
     "llama3": LLAMA_3,
     "qwen2": QWEN_2,
-    "smollm": "digits",
-    "gpt-2": "",
+    "smollm": None,  # and digit by digit
+    "gpt-2": None,
 }
 CONTROL = 3  # a token type: never made of text
 
@@ -82,15 +82,9 @@ def read_gguf(file: Path) -> tuple[dict, dict[str, torch.Tensor], bytes]:
     tensors = {}
     for tensor in reader.tensors:
         name = usual_name(tensor.name)
-        if name is None:
-            raise UserError(f"tensor {show(tensor.name)}: the model here has no place for it")
         with one_line(f"tensor {show(tensor.name)}: damaged", Exception):
-            values = torch.from_numpy(
-                gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()
-            )
-        if FAMILIES[about["model_type"]] and ".self_attn." in name:
-            values = with_halves(name, values, about)
-        tensors[name] = values.float()
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy()
+        tensors[name] = with_halves(name, torch.from_numpy(values), about).float()
     kinds = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     print(f"{file}: " + ", ".join(f"{n} tensors of {kind}" for kind, n in kinds.most_common()))
     return about, tensors, tokenizer_of(fields)
@@ -131,11 +125,10 @@ def config_of(fields: dict[str, Any], tensors: list) -> dict:
     scaling = fields.get(f"{family}.rope.scaling.type", "none")
     if scaling != "none":
         raise UserError(f"{family}.rope.scaling.type is {show(scaling)}; read is none alone")
-    names = [tensor.name for tensor in tensors]
-    about["tie_word_embeddings"] = "output.weight" not in names
-    for tensor in tensors:
-        if tensor.name == "token_embd.weight":
-            about["vocab_size"] = int(tensor.shape[1])
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    about["tie_word_embeddings"] = "output.weight" not in shapes
+    if "token_embd.weight" in shapes:
+        about["vocab_size"] = int(shapes["token_embd.weight"][1])
     head_dim = about.get("head_dim") or about["hidden_size"] // about["num_attention_heads"]
     turned = fields.get(f"{family}.rope.dimension_count", head_dim)
     if turned != head_dim:
@@ -165,23 +158,23 @@ def check_sizes(tensors: list, size: int) -> None:
         raise UserError(f"its tensors need {needed / 1e9:.1f} GB of memory, and there is less")
 
 
-def usual_name(name: str) -> str | None:
-    """transformers' name of a tensor; None for one that the families do not have."""
+def usual_name(name: str) -> str:
+    """transformers' name of a tensor. Raises UserError for one that the families do not have."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|bias)", name)
     if match is None or match[2] not in NAMES:
-        return None
+        raise UserError(f"tensor {show(name)}: the model here has no place for it")
     layer = "" if match[1] is None else f"model.layers.{match[1]}."
     return f"{layer}{NAMES[match[2]]}.{match[3]}"
 
 
 def with_halves(name: str, values: torch.Tensor, about: dict) -> torch.Tensor:
-    """The rows of q and k (heads D, C), whose pairs of channels lie side by side in the file, with
-    the two of a pair D/2 apart."""
+    """The rows of q and k (heads D, C), whose pairs of channels lie side by side in the file of
+    some families, with the two of a pair D/2 apart; others stay as they are."""
+    if not FAMILIES[about["model_type"]] or not re.search(r"\.[qk]_proj\.", name):
+        return values
     heads = about["num_attention_heads"]
     if ".k_proj." in name:
         heads = about.get("num_key_value_heads", heads)
-    elif ".q_proj." not in name:
-        return values
     return values.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -203,20 +196,20 @@ def tokenizer_of(fields: dict[str, Any]) -> bytes:
         merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
         vocabulary = {token: i for i, token in enumerate(tokens)}
         made = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-        of_control = []
         types = fields.get("tokenizer.ggml.token_type", [])
-        for token, token_type in zip(tokens, types, strict=False):
-            if token_type == CONTROL:
-                of_control.append(tokenizers.AddedToken(token, special=True, normalized=False))
+        of_control = [
+            tokenizers.AddedToken(token, special=True, normalized=False)
+            for token, token_type in zip(tokens, types, strict=False)
+            if token_type == CONTROL
+        ]
         made.add_special_tokens(of_control)
     pattern = PATTERNS[pre]
     cut: list = []
-    if pattern == "digits":
+    if pre == "smollm":
         cut.append(pre_tokenizers.Digits(individual_digits=True))
-    elif pattern:
+    if pattern:
         cut.append(pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"))
-    has_pattern = pattern not in ("", "digits")
-    cut.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not has_pattern))
+    cut.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
     made.pre_tokenizer = pre_tokenizers.Sequence(cut)
     made.decoder = decoders.ByteLevel()
     bos = fields.get("tokenizer.ggml.bos_token_id")

@@ -1,8 +1,7 @@
 """Models of transformers and fla, of nanoGPT, or in a GGUF file, read as a checkpoint of ours.
 Nothing in them is run.
 
-    write_checkpoint("Qwen3-0.6B", "out/qwen3", 2048)           a folder of ours
-    checkpoint_of(Path("Qwen3-0.6B/model.safetensors"))         the same as a dict
+    checkpoint_of(Path("Qwen3-0.6B/model.safetensors"))
 
 The tables are in hub/families.py. Files are mapped: a tensor that stays as it is takes no memory.
 """
@@ -17,12 +16,12 @@ import torch
 
 from base import configurator
 from base.configurator import UserError
-from base.files import claim, find_checkpoint, new_folder, one_line, read_json, write_whole
+from base.files import claim, new_folder, one_line, read_json, write_whole
 from base.tensors import check_tensors, import_safetensors, load_torch, save_folder
 from data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from hub.families import FAMILIES, OF_NANOGPT, keys_of
 from hub.gguf_files import read_gguf
-from hub.tensors import parts_of, to_ours, with_gates_apart
+from hub.tensors import parts_of, take_gates_apart, to_ours
 from hub.text import TOKENIZER_FILES, copied_files
 from model import GPTConfig
 from runs.memory import without_data
@@ -39,22 +38,13 @@ SPELLINGS = {
 LEFT_OUT = r"(model\.)?(visual|mtp)\.|.*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$"
 
 
-def write_checkpoint(path: str, out_dir: str, block_size: int, overwrite: bool) -> str:
-    """Writes the model of checkpoint_of to out_dir. Returns the names of the files. block_size: the
-    most tokens of context that are kept of what it was trained with. Raises UserError."""
-    file = find_checkpoint(path)
-    about = checkpoint_of(file, block_size)
-    weights = about.pop("model")
-    texts = copied_files(file, about.get("data", {}))
-    return export_to(Path(out_dir), weights, about, texts, overwrite)
-
-
 def checkpoint_of(file: Path, block_size: int = 2048) -> dict[str, Any]:
     """The checkpoint of a GGUF file, of nanoGPT's ckpt.pt, or of the folder that a safetensors file
-    is in. Raises UserError."""
+    is in. block_size: the most tokens of context that are kept of what it was trained with. Raises
+    UserError."""
+    tokenizer_json = None
     try:
         with one_line("cannot be read"):
-            tokenizer_json = None
             if file.suffix == ".pt":
                 about, tensors = read_nanogpt(file)
             elif file.suffix == ".gguf":
@@ -119,7 +109,7 @@ def translated(
     ours that would have another shape."""
     tensors = with_usual_names(tensors, FAMILIES[family].blocks)
     if config.gate != "none":
-        tensors = with_gates_apart(tensors, config, family)
+        take_gates_apart(tensors, config, family)
     model = without_data(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     weights = {}
@@ -160,13 +150,14 @@ def with_usual_names(content: dict, blocks: str) -> dict[str, torch.Tensor]:
 
 
 def export_to(
-    folder: Path, weights: dict, about: dict, texts: dict[str, bytes], overwrite: bool
+    folder: str, weights: dict, about: dict, file: Path, data: dict, overwrite: bool
 ) -> str:
-    """Writes model.safetensors, config.json with `about`, and the files of the tokenizer, texts
-    {name: content} (hub/text.py). Returns their names. Raises UserError."""
+    """Writes model.safetensors, config.json with `about`, and the files of the tokenizer, which
+    copied_files finds by `file` and `data`. Returns their names. Raises UserError."""
+    texts = copied_files(file, data)
     # an older export's tokenizer must not stay
-    old = TOKENIZER_FILES if claim(folder, "export", overwrite) else ()
-    with new_folder(folder, "config.json", old) as new:
+    old = TOKENIZER_FILES if claim(Path(folder), "export", overwrite) else ()
+    with new_folder(Path(folder), "config.json", old) as new:
         for name, content in texts.items():
             write_whole(new / name, lambda file, content=content: file.write(content))
         save_folder(new, weights, about)

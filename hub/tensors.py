@@ -29,33 +29,26 @@ def parts_of(model: GPT, family: str) -> Iterator[tuple[dict[str, int], list[str
 
 def stacked(mixer: Any, family: str) -> Iterator[tuple[dict[str, int], list[str]]]:
     """Yields parts_of a mixer by its modules; it need not have all of them. gate_proj is what
-    with_gates_apart makes of q_proj."""
-    about = FAMILIES[family]
-    if about.names is NAMES_OF_GPT2:
+    take_gates_apart makes of q_proj."""
+    if FAMILIES[family].names is NAMES_OF_GPT2:
         return
+    gates = [f"gates.{name}.proj" for name in mixer.gates]  # one at most
+    n_gate = sum(len(gate.proj.weight) for gate in mixer.gates.values())
     if isinstance(mixer, Softmax):
-        q, k, v = mixer.qkv.parts
-        rows = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v}
-        if not mixer.gates:
-            yield rows, ["qkv"]
-            return
-        gate = len(mixer.gates["readout"].proj.weight)
-        yield rows | {"self_attn.gate_proj": gate}, ["qkv", "gates.readout.proj"]
+        rows = [*mixer.qkv.parts, n_gate] if gates else mixer.qkv.parts
+        names = ("q_proj", "k_proj", "v_proj", "gate_proj")
+        yield {f"self_attn.{x}": n for x, n in zip(names, rows, strict=False)}, ["qkv", *gates]
     elif family == "mamba2":
-        z = len(mixer.gates["native"].proj.weight)
-        rows = z + sum(mixer.in_proj.parts)
-        yield {"mixer.in_proj": rows}, ["gates.native.proj", "in_proj"]
-    elif about.read is read_fla:
+        yield {"mixer.in_proj": n_gate + sum(mixer.in_proj.parts)}, [*gates, "in_proj"]
+    elif FAMILIES[family].read is read_fla:
         yield {f"attn.{x}_conv1d": n for x, n in zip("qkv", mixer.split, strict=True)}, ["conv"]
         linear = "qkv" if family == "gla" else "in_proj"
-        parts = mixer.get_submodule(linear).parts
-        yield {f"attn.{x}_proj": n for x, n in zip("qkvba", parts, strict=False)}, [linear]
+        rows = mixer.get_submodule(linear).parts
+        yield {f"attn.{x}_proj": n for x, n in zip("qkvba", rows, strict=False)}, [linear]
     else:
         q, k, v, b, a = mixer.in_proj.parts
-        z = len(mixer.gates["native"].proj.weight)
-        rows = {"qkv": q + k + v, "b": b, "a": a, "z": z}
-        theirs = {f"linear_attn.in_proj_{name}": n for name, n in rows.items()}
-        yield theirs, ["in_proj", "gates.native.proj"]
+        rows = {"in_proj_qkv": q + k + v, "in_proj_b": b, "in_proj_a": a, "in_proj_z": n_gate}
+        yield {f"linear_attn.{x}": n for x, n in rows.items()}, ["in_proj", *gates]
 
 
 def their_name(name: str, model: GPT, family: str) -> str:
@@ -100,27 +93,23 @@ def to_theirs(name: str, tensor: torch.Tensor, family: str) -> torch.Tensor:
     return tensor
 
 
-def with_gates_apart(tensors: dict, config: GPTConfig, family: str) -> dict[str, torch.Tensor]:
-    """Their tensors with q_proj as the rows of queries, and those of gates as gate_proj. They stand
-    in turn, for each head of a Qwen3.5, and for each key/value head in the models of Qiu et al."""
+def take_gates_apart(tensors: dict, config: GPTConfig, family: str) -> None:
+    """Leaves their q_proj the rows of queries, and adds those of gates as gate_proj. They stand in
+    turn, for each head of a Qwen3.5, and for each key/value head in the models of Qiu et al."""
     groups = config.n_head if family == GATED else config.n_kv_head or config.n_head
     queries = config.n_head * config.head_dim // groups  # rows in a group
-    found = dict(tensors)
-    for name, tensor in tensors.items():
+    for name in list(tensors):
         if name.endswith("self_attn.q_proj.weight"):
-            rows = tensor.unflatten(0, (groups, -1))
-            found[name] = rows[:, :queries].flatten(0, 1)
-            found[name.replace("q_proj", "gate_proj")] = rows[:, queries:].flatten(0, 1)
-    return found
+            rows = tensors[name].unflatten(0, (groups, -1))
+            tensors[name] = rows[:, :queries].flatten(0, 1)
+            tensors[name.replace("q_proj", "gate_proj")] = rows[:, queries:].flatten(0, 1)
 
 
-def with_gates_between(tensors: dict, config: GPTConfig) -> dict[str, torch.Tensor]:
-    """The reverse, for a Qwen3.5."""
-    found = dict(tensors)
-    for name in tensors:
+def put_gates_between(tensors: dict, config: GPTConfig) -> None:
+    """The reverse, for a Qwen3.5, which has as many rows of gates as of queries."""
+    for name in list(tensors):
         if name.endswith("self_attn.gate_proj.weight"):
             query = name.replace("gate_proj", "q_proj")
-            rows = [found[query], found.pop(name)]
-            heads = [tensor.unflatten(0, (config.n_head, -1)) for tensor in rows]
-            found[query] = torch.cat(heads, dim=1).flatten(0, 1)
-    return found
+            rows = torch.stack([tensors[query], tensors.pop(name)])  # (2, H D, C)
+            heads = rows.unflatten(1, (config.n_head, -1)).movedim(0, 1)  # (H, 2, D, C)
+            tensors[query] = heads.flatten(0, 2)

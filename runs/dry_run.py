@@ -238,13 +238,12 @@ def disk_line(config: TrainConfig, model: GPT) -> str:
 def export_line(model: GPT) -> str:
     """The family as which hub/export.py can write the model for transformers, or the keys that
     stand in the way."""
-    from hub.export_hf import CLASSES, as_family, without_factor_2
+    from hub.export_hf import CLASSES, as_family
 
-    config, weights = without_factor_2(model, model.state_dict())
     reasons = []
     for family in CLASSES:
         try:
-            as_family(config, family, weights)
+            as_family(model.config, model.state_dict(), family)
         except UserError as error:
             reasons.append(f"not as {family}: {error}")
         else:

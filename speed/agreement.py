@@ -7,7 +7,7 @@ gradients: a distance may be three times that of the CPU in the same dtype, or L
 larger.
 """
 
-import contextlib
+import copy
 import math
 from dataclasses import replace
 
@@ -44,8 +44,8 @@ def measure(kernels: str, is_compiled: bool, config: BenchConfig, rows: Rows) ->
         row = f"{mixer}, kernels={kernels}, {'compiled' if is_compiled else 'plain'}"
         with rows.attempt(row):
             of_cpu = small_model(config, mixer, "torch")
-            exact_model = small_model(config, mixer, "torch").double()
-            exact = numbers_of(exact_model, exact_model, "cpu", "float64")
+            exact_model = copy.deepcopy(of_cpu).double()
+            exact = numbers_of(exact_model, exact_model, "cpu", "float32")  # without autocast
             for dtype, limit in LIMITS.items():
                 usual = numbers_of(of_cpu, of_cpu, "cpu", dtype)
                 model = small_model(config, mixer, kernels)
@@ -65,7 +65,8 @@ def small_model(config: BenchConfig, mixer: str, kernels: str) -> GPT:
     hide what they gate. The output layer is not the embedding, with which any mixer would draw the
     token that was read last."""
     width, length = (32, 32) if config.rehearse else (128, 256)
-    keys: dict = dict(
+    torch.manual_seed(1)
+    keys = GPTConfig(
         n_layer=2,
         n_head=4,
         n_embd=width,
@@ -76,8 +77,7 @@ def small_model(config: BenchConfig, mixer: str, kernels: str) -> GPT:
         gate="native" if MIXERS[mixer].native_gate else "elementwise",
         kernels=kernels,
     )
-    torch.manual_seed(1)
-    model = GPT(GPTConfig(**keys))
+    model = GPT(keys)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
@@ -95,16 +95,16 @@ def numbers_of(
     idx, targets = torch.randint(VOCABULARY, shape, generator=generator).to(device)
     targets[:, ::7] = IGNORE
     model.zero_grad(set_to_none=True)
-    with contextlib.nullcontext() if dtype == "float64" else autocast(device, dtype):
+    with autocast(device, dtype):
         loss = step_model(idx, targets)
         with torch.no_grad():
             logits = model(idx)
     loss.backward()
-    found = {"logits": logits, "loss": loss}
+    found = {"logits": logits, "loss": loss.detach()}
     for name, p in model.named_parameters():
         if p.grad is not None:
             found[f"gradient of {name}"] = p.grad
-    return {name: x.detach().double().cpu() for name, x in found.items()}
+    return {name: x.double().cpu() for name, x in found.items()}
 
 
 def distance(x: torch.Tensor, exact: torch.Tensor) -> float:

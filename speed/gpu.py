@@ -80,11 +80,8 @@ def run(config: BenchConfig, names: list[str], deadline: float) -> None:
             limit = PARTS[name][1] * (SLOWER if config.rehearse else 1)
             end = min(started + limit, deadline)
             process.join(max(0.0, end - time.monotonic()))
-            outcome = f"failed with status {process.exitcode}"
-            if process.exitcode is None:
-                outcome = "stopped: ran past its limit"
-            elif process.exitcode == 0:
-                outcome = "passed"
+            known = {None: "stopped: ran past its limit", 0: "passed"}
+            outcome = known.get(process.exitcode, f"failed with status {process.exitcode}")
             rows.write(name, outcome=outcome, seconds=time.monotonic() - started)
     finally:
         for process in processes.values():

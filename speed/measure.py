@@ -56,18 +56,21 @@ class Side:
         batch = torch.randint(keys["vocab_size"], shape, generator=generator)
         self.batch = tuple(batch.to(config.device))
         self.document: torch.Tensor | None = None  # of packed rows
-        self.device = config.device
-        self.dtype = config.dtype
+        self.config = config
         self.grad_clip = train.grad_clip or float("inf")
         torch.manual_seed(train.seed)
         if name == NANOGPT:
-            betas = (train.beta1, train.beta2)
-            rates = (train.weight_decay, train.learning_rate, betas, config.device)
             with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints its size and its groups
-                theirs = runpy.run_path(str(config.against), run_name="nanogpt_model")
+                theirs = runpy.run_path(config.against, run_name="nanogpt_model")
                 sizes = theirs["GPTConfig"](dropout=0.0, bias=False, **keys)
                 self.model = theirs["GPT"](sizes).to(config.device)
-                self.optimizers = [self.model.configure_optimizers(*rates)]
+                optimizer = self.model.configure_optimizers(
+                    train.weight_decay,
+                    train.learning_rate,
+                    (train.beta1, train.beta2),
+                    config.device,
+                )
+            self.optimizers = [optimizer]
             self.step_model = torch.compile(self.model) if compiled else self.model
         else:
             self.model = GPT(GPTConfig(**keys, attention=name))
@@ -75,10 +78,10 @@ class Side:
             self.optimizers = make_optimizers(self.model, train, config.device)
 
     def loss(self) -> torch.Tensor:
-        idx, targets = self.batch
-        with autocast(self.device, self.dtype):
-            options = {} if self.document is None else {"document": self.document}
-            loss = self.step_model(idx.to(self.device), targets.to(self.device), **options)
+        inputs = [x.to(self.config.device) for x in self.batch]
+        options = {} if self.document is None else {"document": self.document}
+        with autocast(self.config.device, self.config.dtype):
+            loss = self.step_model(*inputs, **options)
         return loss[1] if isinstance(loss, tuple) else loss  # nanoGPT returns it behind its logits
 
     def clip(self) -> None:

@@ -149,7 +149,7 @@ def test_a_weight_of_any_dtype_is_loaded_exactly_or_is_one_line(kind, tmp_path, 
         assert "ckpt.pt: its 'wte.weight' is " in helpers.error_of(load, tmp_path)
     else:
         assert torch.equal(load(tmp_path)["model"]["wte.weight"], weight)
-        export.export(tmp_path, tmp_path / "export")
+        export.main(helpers.words(checkpoint=tmp_path, safetensors=tmp_path / "export"))
         assert torch.equal(load(tmp_path / "export")["model"]["wte.weight"], weight)
 
 
@@ -194,7 +194,7 @@ def test_an_export_gives_the_same_model_starts_runs(text, tmp_path, helpers, cap
         first, last = helpers.metrics(again, "eval")[0], helpers.metrics(out, "eval")[-1]
         assert first["val_loss"] == last["val_loss"]
     (exported / "tokenizer.json").write_text("{}")  # of an older model
-    export.export(out, exported)  # once more, into its own
+    export.main(helpers.words(checkpoint=out, safetensors=exported))  # once more, into its own
     assert not (exported / "tokenizer.json").exists()
     content = bytearray((exported / "model.safetensors").read_bytes())
     content[-1] ^= 1

@@ -23,6 +23,8 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 import matplotlib.pyplot as plt
+import numpy as np
+import torch.nn.functional as F
 from scipy import stats as scipy_stats
 
 from base import configurator
@@ -41,7 +43,7 @@ TEXTS = ("english", "python")
 BOS = 1  # the model's own
 ROWS = 16
 COLOURS = {"english": "#d97706", "python": "#0369a1"}
-OF_HEADS = ("share", "effective", "entropy")
+OF_HEADS = ("share", "effective", "entropy", "value_norm")
 DEEP = slice(12, 30)  # the layers in which the first token is a sink
 ARMS = ("none", "elementwise x10", "elementwise", "headwise", "gates alone x10", "sink")
 JUDGED = "elementwise x10"
@@ -60,47 +62,42 @@ def main(argv):
 
 def rows_of(text: str, n_rows: int, length: int) -> torch.Tensor:
     """(n_rows, length + 1) ids, spread evenly over a held-out text."""
-    ids = choose_tokenizer(MODEL, []).encode_array(
-        (ROOT / f"out/texts/val/{text}.txt").read_text(encoding="utf-8")
-    )
-    ids = torch.from_numpy(ids.astype("int64"))
-    starts = [i * (len(ids) - length - 1) // (n_rows - 1) for i in range(n_rows)]
-    return torch.stack([ids[start : start + length + 1] for start in starts])
+    content = (ROOT / f"out/texts/val/{text}.txt").read_text(encoding="utf-8")
+    ids = choose_tokenizer(MODEL, []).encode_array(content)
+    windows = torch.from_numpy(ids.astype("int64")).unfold(0, length + 1, 1)
+    return windows[torch.arange(n_rows) * (len(windows) - 1) // (n_rows - 1)]
 
 
 def with_bos(row: torch.Tensor, has_bos: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """row (T + 1,) -> inputs and targets (1, T). The token behind BOS has no label: without BOS it has none either."""
-    inputs, targets = row[:-1].clone(), row[1:].clone()
+    """row (T + 1,) -> inputs and targets (1, T). With BOS in front of the row, the token behind it has no label."""
+    row = row[None]
     if has_bos:
-        inputs[1:] = row[:-2]
-        inputs[0] = BOS
-        targets[1:] = row[1:-1]
-        targets[0] = IGNORE
-    return inputs[None], targets[None]
+        return F.pad(row[:, :-2], (1, 0), value=BOS), F.pad(row[:, 1:-1], (1, 0), value=IGNORE)
+    return row[:, :-1], row[:, 1:]
 
 
+@torch.no_grad()
 def measured(model, in_eight_bits, inputs: torch.Tensor, targets: torch.Tensor) -> dict:
     """All numbers of one row (1, T), by layer and head."""
 
     def of_layer(seen):
         sink = probe.sink_meter(seen, {})
         size = seen.residual[0].abs()  # (T, C)
-        position, channel = divmod(int(size.argmax()), size.shape[1])
-        numbers = {name: sink[name] for name in (*OF_HEADS, "value_norm")}
-        largest = {"max": float(size.max()), "over_median": float(size.max() / size.median())}
-        return numbers | largest | {"position": position, "channel": channel}
+        numbers = {name: sink[name] for name in OF_HEADS}
+        numbers["max"] = float(size.max())
+        numbers["over_median"] = float(size.max() / size.median())
+        numbers["position"], numbers["channel"] = divmod(int(size.argmax()), size.shape[1])
+        return numbers
 
     by_layer, hidden = probe.probe(model, inputs, of_layer)
-    row = {"loss": loss_of(model, hidden, targets)}
-    with torch.no_grad():
-        row["loss in 8 bits"] = loss_of(in_eight_bits, in_eight_bits.features(inputs)[0], targets)
+    row = {"loss": float(losses_of(model.logits(hidden), targets))}
+    row["loss in 8 bits"] = float(losses_of(in_eight_bits(inputs), targets))
     return row | {name: [layer[name] for layer in by_layer] for name in by_layer[0]}
 
 
-@torch.no_grad()
-def loss_of(model, hidden: torch.Tensor, targets: torch.Tensor) -> float:
-    """Nats a label."""
-    return float(token_losses(model.logits(hidden), targets).sum() / (targets != IGNORE).sum())
+def losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Nats a label, of each row."""
+    return token_losses(logits, targets).sum(1) / (targets != IGNORE).sum(1)
 
 
 def append(file: str, row: dict) -> None:
@@ -108,27 +105,23 @@ def append(file: str, row: dict) -> None:
         f.write(json.dumps(row) + "\n")
 
 
-def measure(file: str, path: str, about: dict, length: int, with_and_without: tuple) -> None:
+def measure(file: str, path: str, name: str, length: int, with_and_without: tuple) -> None:
     """Adds the rows of a checkpoint that the file lacks."""
-    there = read_jsonl(HERE / file) if (HERE / file).is_file() else []
+    there = read_jsonl(HERE / file)
     done = {(row["model"], row["text"], row["bos"], row["row"]) for row in there}
-    model, _ = load_model(path, torch.device("cpu"))
+    model, _ = load_model(path)
     in_eight_bits = copy.deepcopy(model)
     quantise(in_eight_bits)
     for text in TEXTS:
         rows = rows_of(text, ROWS, length)
         for bos in with_and_without:
             for i, row in enumerate(rows):
-                if (about["model"], text, bos, i) in done:
+                if (name, text, bos, i) in done:
                     continue
+                about = {"model": name, "text": text, "bos": bos, "row": i, "tokens": length}
                 numbers = measured(model, in_eight_bits, *with_bos(row, bos))
-                append(
-                    file,
-                    about
-                    | {"text": text, "bos": bos, "row": i, "tokens": length}
-                    | rounded(numbers),
-                )
-            print(f"{about['model']}, {text}, {'with' if bos else 'without'} BOS: {len(rows)} rows")
+                append(file, about | rounded(numbers))
+            print(f"{name}, {text}, {'with' if bos else 'without'} BOS: {len(rows)} rows")
 
 
 def rounded(x):
@@ -141,8 +134,8 @@ def rounded(x):
 
 
 def published():
-    measure("rows.jsonl", MODEL, {"model": "published"}, 1024, (True, False))
-    model, _ = load_model(MODEL, torch.device("cpu"))
+    measure("rows.jsonl", MODEL, "published", 1024, (True, False))
+    model, _ = load_model(MODEL)
     inputs = torch.cat([rows_of(text, 2, 1024)[:, :-1] for text in TEXTS])
     scores = probe.induction_meters(model, inputs, "float32")
     (HERE / "induction.json").write_text(json.dumps(rounded(scores)) + "\n", encoding="utf-8")
@@ -152,7 +145,7 @@ def arms():
     for arm in ARMS:
         path = ROOT / f"results/smollm2_gate/{arm}-seed1/{AT}"
         if path.is_file():
-            measure("arms.jsonl", str(path), {"model": arm}, 512, (False,))
+            measure("arms.jsonl", str(path), arm, 512, (False,))
 
 
 # -- Which sinks are needed --------------------------------------------------------------------------------------------
@@ -173,53 +166,45 @@ def closed(mixer, closed_heads: list[int]):
 @torch.no_grad()
 @torch.autocast("cpu", torch.bfloat16)
 def heads():
-    model, _ = load_model(MODEL, torch.device("cpu"))
+    model, _ = load_model(MODEL)
     pairs = [with_bos(row, True) for text in TEXTS for row in rows_of(text, 2, 512)]
     inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    streams = [model.wte(inputs)]  # the input of each block
-    for block in model.blocks:
-        streams.append(block(streams[-1]))
-    H = model.config.n_head
+    whole = list(range(model.config.n_head))
 
-    def losses(first_layer):
-        x = streams[first_layer]
-        for block in model.blocks[first_layer:]:
-            x = block(x)
-        each = token_losses(model.logits(model.norm(x)), targets).sum(1) / (targets != IGNORE).sum(
-            1
-        )
-        return rounded(each.tolist())
+    def write(layer, closed_heads):
+        losses = losses_of(model(inputs), targets)
+        row = {"layer": layer, "heads": closed_heads, "losses": rounded(losses.tolist())}
+        append("heads.jsonl", row)
 
-    append("heads.jsonl", {"layer": None, "heads": [], "losses": losses(len(model.blocks) - 1)})
+    write(None, [])
     for i, block in enumerate(model.blocks):
-        for closed_heads in (*[[head] for head in range(H)], list(range(H))):
+        for closed_heads in (*[[head] for head in whole], whole):
             closed(block.mixer, closed_heads)
-            append("heads.jsonl", {"layer": i, "heads": closed_heads, "losses": losses(i)})
-            del block.mixer.attend
+            write(i, closed_heads)
+        del block.mixer.attend
     for block in model.blocks:
-        closed(block.mixer, list(range(H)))
-    append("heads.jsonl", {"layer": "all", "heads": list(range(H)), "losses": losses(0)})
+        closed(block.mixer, whole)
+    write("all", whole)
 
 
 # -- Tables ------------------------------------------------------------------------------------------------------------
 
 
-def interval(values: list[float], digits: str = ".3f") -> str:
-    mean = sum(values) / len(values)
+def interval(values: list[float], digits: str) -> str:
+    mean = np.mean(values)
     half = scipy_stats.t.ppf(0.975, len(values) - 1) * scipy_stats.sem(values)
     return f"{mean:{digits}} ({mean - half:{digits}} to {mean + half:{digits}})"
 
 
 def mean_over(row: dict, name: str, where: slice = DEEP) -> float:
     """Over the heads of these layers."""
-    numbers = [x for layer in row[name][where] for x in layer]
-    return sum(numbers) / len(numbers)
+    return float(np.mean(row[name][where]))
 
 
 NUMBERS = {
     "weight on the first token, layers 12 to 29": (lambda row: mean_over(row, "share"), ".3f"),
-    "... of the head that has most": (lambda row: max(max(layer) for layer in row["share"]), ".3f"),
-    "... layers 0 to 11": (lambda row: mean_over(row, "share", slice(0, 12)), ".3f"),
+    "... of the head that has most": (lambda row: np.max(row["share"]), ".3f"),
+    "... layers 0 to 11": (lambda row: mean_over(row, "share", slice(12)), ".3f"),
     "what is written of it, over the stream": (lambda row: mean_over(row, "effective"), ".4f"),
     "norm of its value, over the median": (lambda row: mean_over(row, "value_norm"), ".3f"),
     "entropy of a head's weights, nats": (lambda row: mean_over(row, "entropy"), ".2f"),
@@ -230,20 +215,26 @@ NUMBERS = {
 }
 
 
+def cell(name: str, rows: list[dict]) -> str:
+    """One of NUMBERS, over rows."""
+    number_of, digits = NUMBERS[name]
+    return interval([number_of(row) for row in rows], digits)
+
+
+def print_table(header: list[str], lines: list[list[str]]) -> None:
+    for line in (header, ["---"] * len(header), *lines):
+        print("| " + " | ".join(line) + " |")
+
+
 def tables():
     rows = read_jsonl(HERE / "rows.jsonl")
-    kinds = [(text, bos) for text in TEXTS for bos in (True, False)]
-    print(
-        "| | " + " | ".join(f"{text}, {'BOS' if bos else 'no BOS'}" for text, bos in kinds) + " |"
-    )
-    print("|---" * (len(kinds) + 1) + "|")
-    for name, (of, digits) in NUMBERS.items():
-        cells = []
-        for kind in kinds:
-            cells.append(
-                interval([of(row) for row in rows if (row["text"], row["bos"]) == kind], digits)
-            )
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    columns = {}
+    for text in TEXTS:
+        for bos, word in ((True, "BOS"), (False, "no BOS")):
+            of_column = [row for row in rows if (row["text"], row["bos"]) == (text, bos)]
+            columns[f"{text}, {word}"] = of_column
+    lines = [[name, *[cell(name, column) for column in columns.values()]] for name in NUMBERS]
+    print_table(["", *columns], lines)
     print()
     changes = table_of_heads()
     draw_layers(rows, changes)
@@ -254,26 +245,23 @@ def tables():
 def draw_layers(rows: list[dict], changes: dict[int, float]) -> None:
     """layers.png: what each layer gives the first token, how large its stream is, and whether it needs the token."""
     figure, axes = plt.subplots(3, 1, figsize=(5.5, 7), sharex=True, layout="constrained")
-    for text in TEXTS:
+    for text, style in zip(TEXTS, ("-", "--"), strict=True):
         of_text = [row for row in rows if row["text"] == text and row["bos"]]
-        weight = [[sum(layer) / len(layer) for layer in row["share"]] for row in of_text]
-        for of_row in weight:
-            axes[0].plot([100 * x for x in of_row], color=COLOURS[text], alpha=0.15, linewidth=0.8)
-        means = [100 * sum(x) / len(x) for x in zip(*weight, strict=True)]
-        axes[0].plot(means, color=COLOURS[text], linewidth=2.5, label=text.capitalize())
-        largest = [sum(x) / len(x) for x in zip(*(row["max"] for row in of_text), strict=True)]
-        axes[1].semilogy(
-            largest, color=COLOURS[text], linewidth=2.5, linestyle="-" if text == TEXTS[0] else "--"
-        )
-    layers_closed = [i for i in changes if i != "all"]
-    axes[2].bar(layers_closed, [changes[i] for i in layers_closed], color="#666666")
+        weight = 100 * np.mean([row["share"] for row in of_text], axis=2)  # (rows, layers)
+        largest = np.mean([row["max"] for row in of_text], axis=0)
+        look = {"color": COLOURS[text]}
+        axes[0].plot(weight.T, alpha=0.15, linewidth=0.8, **look)
+        axes[0].plot(weight.mean(0), linewidth=2.5, label=text.capitalize(), **look)
+        axes[1].semilogy(largest, linewidth=2.5, linestyle=style, **look)
+    by_layer = {i: change for i, change in changes.items() if i != "all"}
+    axes[2].bar(by_layer.keys(), by_layer.values(), color="#666666")
     axes[0].set_ylabel("weight on the first token, %")
     axes[0].set_title("From layer 12 on, half of the weight is on the first token", fontsize=11)
     axes[0].legend(loc="upper left")
     axes[1].set_ylabel("largest |activation|")
     axes[1].set_title("Where that sink is, one activation is huge", fontsize=11)
     axes[2].set_ylabel("rise of the loss, nats   ← better")
-    most = max(layers_closed, key=changes.__getitem__)
+    most = max(by_layer, key=by_layer.get)
     title = f"Layer {most} needs it most: the loss if its heads do not see it"
     axes[2].set_title(title, fontsize=11)
     axes[2].set_xlabel("layer of SmolLM2-135M-Instruct")
@@ -282,63 +270,61 @@ def draw_layers(rows: list[dict], changes: dict[int, float]) -> None:
 
 def table_of_heads() -> dict:
     """Prints it, and returns {layer or "all": the change of the loss if none of its heads sees the first token}."""
-    changes = {}
-    for row in read_jsonl(HERE / "heads.jsonl"):
-        loss = sum(row["losses"]) / len(row["losses"])
-        if row["layer"] is None:
-            whole = loss
-        changes[row["layer"], tuple(row["heads"])] = loss - whole
-    single = {key: change for key, change in changes.items() if len(key[1]) == 1}
+    whole, *rows = read_jsonl(HERE / "heads.jsonl")
+    single, of_layers = {}, {}
+    for row in rows:
+        change = float(np.mean(row["losses"]) - np.mean(whole["losses"]))
+        if len(row["heads"]) == 1:
+            single[row["layer"], row["heads"][0]] = change
+        else:
+            of_layers[row["layer"]] = change
+    in_order = sorted(single, key=single.get, reverse=True)
     print(
-        f"Closed for one head, the loss changes by {min(single.values()):.4f} to {max(single.values()):.4f} nats; "
+        f"Closed for one head, the loss changes by {single[in_order[-1]]:.4f} to {single[in_order[0]]:.4f} nats; "
         f"by more than 0.01 for {sum(x > 0.01 for x in single.values())} of {len(single)} heads."
     )
-    for (layer, (head,)), change in sorted(single.items(), key=lambda item: -item[1])[:5]:
-        print(f"  layer {layer}, head {head}: {change:+.4f}")
-    whole_layers = {key[0]: change for key, change in changes.items() if len(key[1]) > 1}
-    print(
-        "By layer, all heads: "
-        + ", ".join(f"{layer}: {change:+.3f}" for layer, change in whole_layers.items())
-    )
+    for layer, head in in_order[:5]:
+        print(f"  layer {layer}, head {head}: {single[layer, head]:+.4f}")
+    words = [f"{layer}: {change:+.3f}" for layer, change in of_layers.items()]
+    print("By layer, all heads: " + ", ".join(words))
     print()
-    return whole_layers
+    return of_layers
 
 
 def table_of_arms():
+    """Each arm beside its twin, whose rows stand in the same order."""
     rows = read_jsonl(HERE / "arms.jsonl")
-    numbers = [name for name in NUMBERS if "0 to 11" not in name and "most" not in name]
-    names = [arm for arm in ARMS if any(row["model"] == arm for row in rows)]
-    print("| arm | " + " | ".join(numbers) + " |")
-    print("|---" * (len(numbers) + 1) + "|")
-    for arm in names:
-        cells = []
-        for name in numbers:
-            of, digits = NUMBERS[name]
-            cells.append(interval([of(row) for row in rows if row["model"] == arm], digits))
-        print(f"| {arm} | " + " | ".join(cells) + " |")
-    baseline = probe.baseline(512)
-    weight, cost = (
-        NUMBERS[name][0]
-        for name in ("weight on the first token, layers 12 to 29", "what 8 bits cost")
-    )
-    twin = {(row["text"], row["row"]): row for row in rows if row["model"] == "none"}
-    for arm in names[1:]:
-        pairs = [(row, twin[row["text"], row["row"]]) for row in rows if row["model"] == arm]
-        asked = [
-            (
-                [0.5 * (weight(b) - baseline) - (weight(a) - baseline) for a, b in pairs],
-                {"above": 0, "sides": 1},
-            ),
-            ([0.5 * cost(b) - cost(a) for a, b in pairs], {"above": 0, "sides": 1}),
-            ([a["loss"] - b["loss"] for a, b in pairs], {"within": 0.01}),
-        ]
-        words = ("halves the weight's excess", "halves what 8 bits cost", "loss within 0.01")
-        for word, (values, _), found in zip(words, asked, judge(asked), strict=True):
+    of_arms = {}
+    for arm in ARMS:
+        of_arm = [row for row in rows if row["model"] == arm]
+        if of_arm:
+            of_arms[arm] = of_arm
+    names = [name for name in NUMBERS if "0 to 11" not in name and "most" not in name]
+    lines = [[arm, *[cell(name, of_arm) for name in names]] for arm, of_arm in of_arms.items()]
+    print_table(["arm", *names], lines)
+    weight_of, _ = NUMBERS["weight on the first token, layers 12 to 29"]
+    cost_of, _ = NUMBERS["what 8 bits cost"]
+    least = probe.baseline(512)
+    halves = {"above": 0, "sides": 1}
+    twin = of_arms.pop("none")
+    for arm, of_arm in of_arms.items():
+        weights, costs, losses = [], [], []
+        for a, b in zip(of_arm, twin, strict=True):
+            weights.append(0.5 * (weight_of(b) - least) - (weight_of(a) - least))
+            costs.append(0.5 * cost_of(b) - cost_of(a))
+            losses.append(a["loss"] - b["loss"])
+        asked = {
+            "halves the weight's excess": (weights, halves),
+            "halves what 8 bits cost": (costs, halves),
+            "loss within 0.01": (losses, {"within": 0.01}),
+        }
+        kind = "" if arm == JUDGED else "exploratory: "
+        for (word, (values, _)), found in zip(
+            asked.items(), judge(list(asked.values())), strict=True
+        ):
             p = found.get("p_holm", found.get("p_within_holm"))
-            kind = "" if arm == JUDGED else "exploratory: "
-            print(
-                f"{arm}: {word}: {kind}{found['verdict']}, {interval(values, '+.4f')}, p (Holm) {p:.2g}"
-            )
+            change = interval(values, "+.4f")
+            print(f"{arm}: {word}: {kind}{found['verdict']}, {change}, p (Holm) {p:.2g}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Both sides take turns in one process, on two threads, which keeps freed memory a
 the median of the ratios of pairs, and its 95% interval by order statistics.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -23,13 +24,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from runs.checkpoint import load_model
-from runs.hardware import seconds_of
 from runs.outdir import git_state
+from speed.config import BenchConfig
+from speed.measure import interleave
 from speed.rows import median_interval, rounded
 
 MODEL = "out/smollm2/exported"  # README.md beside this file has both commands
 HF = "out/smollm2/hf"
-PAIRS = 11
+PAIRS = BenchConfig(device="cpu", pairs=11)
 PROMPT = 16
 NEW = 128
 READ = 512
@@ -42,53 +44,36 @@ def main():
 
 
 def compare_in(dtype, name):
-    ours = load_model(MODEL, torch.device("cpu"))[0].to(dtype).eval()
+    ours = load_model(MODEL)[0].to(dtype).eval()
     theirs = AutoModelForCausalLM.from_pretrained(HF, dtype=dtype).eval()
     torch.manual_seed(0)
     text = torch.randint(2, ours.config.vocab_size, (1, READ))
-    lengths = {"do_sample": False, "pad_token_id": 0}
 
-    def write_ours(prompt, n):
-        ours.generate(prompt, n, temperature=0)
+    def compare_writing(row, prompt, n):
+        write_ours = functools.partial(ours.generate, prompt, n, temperature=0)
+        options = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
+        compare(f"{row}, {name}", write_ours, functools.partial(theirs.generate, prompt, **options))
 
-    def write_theirs(prompt, n):
-        theirs.generate(prompt, max_new_tokens=n, min_new_tokens=n, **lengths)
-
-    @torch.inference_mode()
-    def logits_ours():
-        ours(text)
-
-    @torch.inference_mode()
-    def logits_theirs():
-        theirs(text, use_cache=False)
-
-    read = f"reads {READ} and writes 1, {name}"
-    compare(read, lambda: write_ours(text, 1), lambda: write_theirs(text, 1))
-    compare(f"logits of {READ}, {name}", logits_ours, logits_theirs)
-    prompt = text[:, :PROMPT]
-    compare(
-        f"writes {NEW}, {name}", lambda: write_ours(prompt, NEW), lambda: write_theirs(prompt, NEW)
-    )
+    compare_writing(f"reads {READ} and writes 1", text, 1)
+    no_gradients = torch.inference_mode()
+    read_ours = no_gradients(functools.partial(ours, text))
+    read_theirs = no_gradients(functools.partial(theirs, text, use_cache=False))
+    compare(f"logits of {READ}, {name}", read_ours, read_theirs)
+    compare_writing(f"writes {NEW}", text[:, :PROMPT], NEW)
 
 
 def compare(name, ours, theirs):
     """Adds a line: their seconds over ours, above 1 where ours is faster."""
-    ours()
-    theirs()
-    pairs = []
-    for i in range(PAIRS):
-        seconds = {}
-        for side in (ours, theirs) if i % 2 else (theirs, ours):
-            seconds[side] = seconds_of(side, "cpu")
-        pairs.append((seconds[theirs], seconds[ours]))
-    ratio, low, high = median_interval([a / b for a, b in pairs])
-    row = {"name": name, "ratio": rounded(ratio), "low": rounded(low), "high": rounded(high)}
+    seconds = interleave({"ours": ours, "theirs": theirs}, PAIRS)
+    pairs = list(zip(seconds["theirs"], seconds["ours"], strict=True))
+    numbers = median_interval([a / b for a, b in pairs])
+    row = {"name": name} | dict(zip(("ratio", "low", "high"), map(rounded, numbers), strict=True))
+    print(row, flush=True)
     row["pairs"] = [[rounded(x) for x in pair] for pair in pairs]
     row["commit"] = git_state()["git_commit"]
     row["versions"] = f"torch {torch.__version__}"
     with open(HERE / "speed.jsonl", "a", encoding="utf-8") as f:
         f.write(json.dumps(row) + "\n")
-    print({key: row[key] for key in ("name", "ratio", "low", "high")}, flush=True)
 
 
 if __name__ == "__main__":

