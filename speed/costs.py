@@ -6,11 +6,14 @@ import math
 import resource
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from base import configurator
+from data.shards import best_fit
 from ops import fast, layers
 from ops.recurrence import chunked
 from runs.hardware import DTYPES
@@ -80,16 +83,34 @@ def length(config: BenchConfig, rows: Rows) -> None:
 
 
 def packing(config: BenchConfig, rows: Rows) -> None:
-    """2 x 256, 8 rows of 1,024 tokens: a training step on packed documents, which begin after 1,000
-    tokens on average, and on plain text."""
+    """2 x 256, 8 rows of 1,024 tokens: a training step on packed documents of 1,000 tokens on
+    average, and on plain text."""
     keys: dict = dict(n_layer=2, n_head=4, n_embd=256, block_size=1024, vocab_size=256)
     for name in ("softmax", *RECURRENT):
         plain, packed = (Side(config, name, B=8, **keys) for _ in range(2))
-        idx = plain.batch[0]
-        T = idx.shape[1]
-        begins = torch.rand(idx.shape, generator=torch.Generator().manual_seed(0)) < 1.024 / T
-        packed.document = (begins * torch.arange(T)).cummax(1).values.to(idx.device)
+        packed.document = packed_documents(*plain.batch[0].shape).to(config.device)
         rows.compare(f"{name}: step on packed documents / on plain text", packed, plain)
+
+
+def packed_documents(B: int, T: int) -> torch.Tensor:
+    """`document` of B rows of T tokens, of documents of 1,000 tokens on average for T = 1,024, as
+    data/shards.py packs them."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for n in rng.exponential(T * 1000 / 1024, 100 * B).astype(int) + 1:
+        parts += [T] * (n // T)
+        if n % T:
+            parts.append(n % T)
+    lengths = np.array(parts)
+    rows = best_fit(lengths, T)
+    documents = torch.empty(B, T, dtype=torch.long)
+    for document, i in zip(documents, rng.permutation(len(rows)), strict=False):
+        begin = 0
+        for length in lengths[rows[i]]:
+            document[begin : begin + length] = begin
+            begin += int(length)
+        document[begin:] = begin  # the padding
+    return documents
 
 
 def decode(config: BenchConfig, rows: Rows) -> None:
@@ -142,16 +163,16 @@ def forms(T: int, device: str, H: int = 12, D: int = 64) -> dict[str, tuple[Call
     }
 
 
-def softmax(q, k, v):
+def softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return layers.attention(q, k, v, None).transpose(1, 2)
 
 
-def readout(**inputs):
+def readout(**inputs: Any) -> torch.Tensor:
     return chunked(**inputs)[0]
 
 
-def cosformer(q, k, v):
+def cosformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
     q, k = (fast.CosSinFeatures.apply(x.relu(), cos, sin) for x in (q, k))

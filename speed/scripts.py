@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 
@@ -30,22 +31,25 @@ READERS = {
 
 
 def measure(config: BenchConfig, rows: Rows) -> None:
-    steps = 12 if config.rehearse else 200
-    width = 16 if config.rehearse else 256
+    n_steps, width = (12, 16) if config.rehearse else (200, 256)
     device = f"--device={config.device}"
+    words = [*TRAINED.split(), device, f"--threads={config.threads}", f"--n_embd={width}"]
+    words += [f"--max_iters={n_steps}", f"--eval_interval={n_steps // 2}"]
     with tempfile.TemporaryDirectory() as folder:
-        data = f"{folder}/data"
+        data, muon = f"{folder}/data", f"{folder}/muon"
         with contextlib.redirect_stdout(sys.stderr):
             pystdlib.main(["--most_bytes=300_000", "--val_fraction=0.1", f"--out_dir={data}"])
-        words = [*TRAINED.split(), device, f"--dataset={data}", f"--threads={config.threads}"]
-        words += [f"--n_embd={width}", f"--max_iters={steps}", f"--eval_interval={steps // 2}"]
+        words.append(f"--dataset={data}")
         with rows.attempt("resume"):
             resume(rows, [*words, "--attention=gla,softmax", "--compile=false"], folder)
         words += ["--attention=softmax,gated_deltanet", "--optimizer=muon"]
-        words += [f"--compile={config.device == 'cuda'}", f"--out_dir={folder}/muon"]
-        script(rows, "train, Muon", "train.py", words)
+        words += [f"--compile={config.device == 'cuda'}", f"--out_dir={muon}"]
+        with rows.attempt("train, Muon"):
+            script(rows, "train, Muon", "train.py", words)
         for name, more in READERS.items():
-            script(rows, name, name, [f"--checkpoint={folder}/muon", device, *more.split()])
+            with rows.attempt(name):
+                words = [f"--checkpoint={muon}/ckpt.pt", device, *more.split()]
+                script(rows, name, name, words)
 
 
 def script(rows: Rows, row: str, name: str, words: list[str]) -> None:
@@ -69,7 +73,8 @@ def resume(rows: Rows, words: list[str], folder: str) -> None:
     agrees = status == 128 + signal.SIGTERM
     rows.write("SIGTERM", status=status, agrees=agrees, step=last_step(stopped))
     script(rows, "resume", "train.py", [*words, "--init_from=resume"])
-    ours, theirs = (checkpoint.load(path)["model"] for path in (whole, stopped))
+    ours = checkpoint.load(Path(whole))["model"]
+    theirs = checkpoint.load(Path(stopped))["model"]
     differ = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     rows.write("resumed = whole", agrees=not differ, differ=", ".join(differ)[:200])
 
