@@ -56,6 +56,12 @@ def refuse(is_wrong: object, words: str) -> None:
         raise UserError(words)
 
 
+def check_entry(value: object, rule: object, name: str = "") -> None:
+    """Raises UserError for a value that breaks a rule of rules.wrong_field."""
+    wrong = wrong_field(value, rule, name)
+    refuse(wrong, str(wrong))
+
+
 def check_named(label: str, names: Iterable[str], choices: Iterable[str]) -> None:
     """Raises UserError for a name that is not one of the config's own names of arms or claims."""
     for name in names:
@@ -73,14 +79,15 @@ def all_arms(config) -> dict[str, dict]:
     refuse(bool(config.mixers) != bool(config.variants), words)
     twice = sorted(set(config.variants) & set(config.arms))
     refuse(twice, f"arms, variants: both have {', '.join(twice)}; rename one of them")
-    arms: dict[str, dict] = {}
+    arms: dict = {}
     for mixer in config.mixers:
         for variant, keys in config.variants.items():
             only = keys.get("mixers", config.mixers)
             check_named(f"variants: {variant}: mixers", only, config.mixers)
             if mixer in only:
-                of_variant = {name: value for name, value in keys.items() if name != "mixers"}
-                arms[arm_name(mixer, variant)] = {"attention": mixer} | of_variant
+                arm = {"attention": mixer} | keys
+                arm.pop("mixers", None)
+                arms[arm_name(mixer, variant)] = arm
     for name, keys in config.arms.items():
         arms[name] = arms.get(name, {}) | keys
     return arms
@@ -104,13 +111,12 @@ def weights_of(text: str) -> dict[str, float]:
     words = text.strip()
     signed = f"- {words[1:]}" if words.startswith("-") else f"+ {words}"
     parts = re.split(r"(?:^| )([+-]) ", signed)[1:]
-    weights: dict[str, float] = {}
+    weights = {}
     for sign, term in zip(parts[::2], parts[1::2], strict=True):
         weight, _, name = term.rpartition(" * ")
         is_wrong = name in weights or not WEIGHT.fullmatch(weight)
-        refuse(
-            is_wrong, f"{show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
-        )
+        words = "write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
+        refuse(is_wrong, f"{show(text)}: {words}")
         weights[name] = float(Fraction(sign + (weight or "1")))
     return weights
 
@@ -127,17 +133,16 @@ def with_base(base: dict, claim: dict) -> dict:
 def all_claims(config) -> dict[str, dict]:
     """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one
     of arms."""
-    claims: list[tuple[str, dict]] = []
+    claims: list = []
     for name, claim in config.claims.items():
         with about(f"claims: {name}"):
             claims += written_out(config, name, with_base(config.claim_base, claim))
     return configurator.refuse_twice(claims)
 
 
-def written_out(config, name: str, claim: dict) -> list[tuple[str, dict]]:
+def written_out(config, name: str, claim: dict) -> list[tuple]:
     """[(name, claim about arms)] that a claim stands for."""
-    wrong = wrong_field(claim, CLAIM)
-    refuse(wrong, str(wrong))
+    check_entry(claim, CLAIM)
     check_named("it", claim, [part.rstrip("?") for part in CLAIM])
     weights = weights_of(claim["contrast"])
     kinds = {"pool", "each"} & claim.keys()
@@ -147,24 +152,22 @@ def written_out(config, name: str, claim: dict) -> list[tuple[str, dict]]:
     words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
     refuse(is_wrong, words)
     (kind,) = kinds
-    mixers = claim[kind]
+    mixers = claim.pop(kind)
     if isinstance(mixers, str):
         pool = weights_of(mixers)
     else:
-        wrong = wrong_field(mixers, NAMES, kind)
-        refuse(wrong, str(wrong))
+        check_entry(mixers, NAMES, kind)
         pool = dict.fromkeys(mixers, 1 / len(set(mixers)))
     check_named(kind, pool, config.mixers)
     check_named("contrast", weights, config.variants)
     groups = [(name, pool)]
     if kind == "each":
         groups = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers]
-    others = {key: value for key, value in claim.items() if key != kind}
     claims = []
     for group_name, group in groups:
         contrast = {}
         for mixer, share in group.items():
             for variant, weight in weights.items():
                 contrast[arm_name(mixer, variant)] = share * weight
-        claims.append((group_name, others | {"contrast": contrast}))
+        claims.append((group_name, claim | {"contrast": contrast}))
     return claims

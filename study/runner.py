@@ -106,9 +106,9 @@ def is_ready(run: dict, plan: Plan, out_dir: Path) -> bool:
     where no run will make it."""
     if "branch" not in run or start_of_branch(run, out_dir).is_file():
         return True
-    parent = run["branch"]["of"], run["seed"]
-    if parent in [(other["arm"], other["seed"]) for other in plan.lacking]:
-        return False
+    for other in plan.lacking:
+        if other["arm"] == run["branch"]["of"] and other["seed"] == run["seed"]:
+            return False
     words = "which is not there, and no run that is left makes it; to repeat one, remove its row"
     raise UserError(f"{name_of(run)}: goes on from {start_of_branch(run, out_dir)}, {words}")
 
@@ -127,7 +127,7 @@ class Job:
 
     name: str
     gpu: str | None
-    rest: Generator[subprocess.Popen, None, dict]
+    rest: Generator
     process: subprocess.Popen
 
 
@@ -226,18 +226,19 @@ def jobs_of(config, gpus: list[str]) -> int:
 
 def carry_out(
     config, run: dict, out_dir: Path, threads: int, gpu: str | None, held: IO
-) -> Generator[subprocess.Popen, None, dict]:
+) -> Generator:
     """Makes a run with its scores: yields each process in turn, and goes on when that one has
     ended. It appends the row, which it returns, and then gives the lock of the run back."""
     folder = out_dir / name_of(run)
+    checkpoint = folder / "ckpt.pt"
     with held:
         data = prepare(config, run["data"], run["seed"], out_dir / "data")
         started = time.time()
         claim_run(run, folder)
-        if "branch" in run and not (folder / "ckpt.pt").is_file():
-            files.link_whole(start_of_branch(run, out_dir), folder / "ckpt.pt")
-        keys = {"eval_whole": True, "threads": threads} | run["config"]
-        if (folder / "ckpt.pt").is_file() or "init_from" not in keys:
+        if "branch" in run and not checkpoint.is_file():
+            files.link_whole(start_of_branch(run, out_dir), checkpoint)
+        keys = {"eval_whole": True, "threads": threads, "init_from": "auto"} | run["config"]
+        if checkpoint.is_file():
             keys["init_from"] = "auto"
         keys |= {"dataset": str(data), "out_dir": str(folder)}
         n = config.processes_per_run
@@ -247,13 +248,12 @@ def carry_out(
         if "branch" in run:  # the seconds of its checkpoint are the other run's
             before = checkpoints.load(start_of_branch(run, out_dir), mapped=True)
             row["seconds"] -= before["seconds"]
-        wanted = wanted_scores(config, run["arm"])
-        if "purpose" in run or not row["finite"]:
-            wanted = {}
+        is_scored = row["finite"] and "purpose" not in run
+        wanted = wanted_scores(config, run["arm"]) if is_scored else {}
         for name, score_keys in wanted.items():
             file = folder / f"score_{name}.json"
             keys = {"dataset": str(data), "device": run["config"].get("device", "auto")}
-            keys |= score_keys | {"checkpoint": str(folder / "ckpt.pt"), "out": str(file)}
+            keys |= score_keys | {"checkpoint": str(checkpoint), "out": str(file)}
             process = start_process("evaluate.py", keys, folder, threads, gpu, 1, held)
             yield process
             check_end(folder, process.returncode)
@@ -308,9 +308,10 @@ def is_prepared(about: dict, version: int, folder: Path) -> bool:
     """Whether the folder holds the data of this script and its keys, at the version that it is at
     now."""
     file, meta = folder / "prepared.json", folder / "meta.json"
-    if not (file.is_file() and meta.is_file()) or files.read_json(file) != about:
+    if not (file.is_file() and meta.is_file()):
         return False
-    return files.read_json(meta).get("generator_version") == version
+    is_same = files.read_json(file) == about
+    return is_same and files.read_json(meta).get("generator_version") == version
 
 
 def start_process(
@@ -394,9 +395,9 @@ def sinks_of(evaluations: list[dict]) -> list[dict]:
     points = []
     for evaluation in evaluations:
         meters = evaluation.get("meters", {})
-        if meters.get("kinds"):
-            point = {"step": evaluation["step"], "value_norm": meters["value_norm"]}
-            for kind, values in meters["kinds"].items():
-                point[kind] = {name: values[name] for name in OF_KIND}
-            points.append(point)
+        kinds = meters.get("kinds") or {}
+        if kinds:
+            points.append({"step": evaluation["step"], "value_norm": meters["value_norm"]})
+        for kind, values in kinds.items():
+            points[-1][kind] = {name: values[name] for name in OF_KIND}
     return points
