@@ -50,7 +50,7 @@ from study.rows import read_rows
 from study.token_page import write_page
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list) -> None:
     config = configurator.load(PlotConfig, argv, positional="folders")
     folders = [Path(folder) for folder in config.folders]
     runs = [folder for folder in folders if os.path.isfile(folder / "metrics.jsonl")]
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
 # -- The losses of several runs --------------------------------------------------------------------
 
 
-def curves(folders: list[Path]) -> Path:
+def curves(folders: list) -> Path:
     """Draws the validation losses of runs in curves.png, in the first one's folder, and returns its
     path. Raises UserError."""
     figure, axes = plt.subplots()
@@ -90,7 +90,7 @@ def curves(folders: list[Path]) -> Path:
     return write(figure, folders[0] / "curves.png")
 
 
-def losses_of(metrics: list, event: str, name: str) -> list[tuple]:
+def losses_of(metrics: list, event: str, name: str) -> list:
     return [(row["step"], row[name]) for row in metrics if row["event"] == event]
 
 
@@ -126,7 +126,7 @@ def maps(file: Path) -> Path | str:
     most = max(weights.max() for _, weights, _, _ in panels)
     norm = PowerNorm(0.5, 0, most)
     ticks = [0, 0.1 * most, 0.25 * most, 0.5 * most, most]  # apart by the root
-    scale: dict = {
+    scale = {
         "ticks": ticks,
         "format": "%.2g",
         "label": "size of the weight\n(colours by its root)",
@@ -175,7 +175,7 @@ def page(folder: Path) -> Path:
     """Draws a run's page.png, a panel for each kind of number, and returns its path. Raises
     UserError for a run that has measured nothing yet."""
     title = str(folder)
-    panels: dict = {}  # {title: {label: [(x, y), ...]}}
+    panels = {}  # {title: {label: [(x, y), ...]}}
     metrics = read_jsonl(folder / "metrics.jsonl")
     if metrics:
         panels["Loss by step"] = {

@@ -62,7 +62,7 @@ def check_entry(value: object, rule: object, name: str = "") -> None:
     refuse(wrong, str(wrong))
 
 
-def check_named(label: str, names: Iterable[str], choices: Iterable[str]) -> None:
+def check_named(label: str, names: Iterable, choices: Iterable) -> None:
     """Raises UserError for a name that is not one of the config's own names of arms or claims."""
     for name in names:
         configurator.check_choice(label, name, list(choices) or ["(there are none)"])
@@ -72,14 +72,14 @@ def arm_name(mixer: str, variant: str) -> str:
     return mixer if variant == "none" else f"{mixer} {variant}"
 
 
-def all_arms(config) -> dict[str, dict]:
+def all_arms(config) -> dict:
     """{arm: its keys}: mixers x variants, then config.arms; one that has the name of a product adds
     keys to it."""
     words = "mixers, variants: arms are the product of both; give the other one, too"
     refuse(bool(config.mixers) != bool(config.variants), words)
     twice = sorted(set(config.variants) & set(config.arms))
     refuse(twice, f"arms, variants: both have {', '.join(twice)}; rename one of them")
-    arms: dict = {}
+    arms = {}
     for mixer in config.mixers:
         for variant, keys in config.variants.items():
             only = keys.get("mixers", config.mixers)
@@ -93,7 +93,7 @@ def all_arms(config) -> dict[str, dict]:
     return arms
 
 
-def arms_named(config, names: Iterable[str]) -> list[str]:
+def arms_named(config, names: Iterable) -> list:
     """The arms that the names stand for: those of a variant in every mixer that has it, or the arm
     itself."""
     arms = []
@@ -106,7 +106,7 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
     return arms
 
 
-def weights_of(text: str) -> dict[str, float]:
+def weights_of(text: str) -> dict:
     """{name: weight} of a sum such as "0.5 * none - headwise". Raises UserError."""
     words = text.strip()
     signed = f"- {words[1:]}" if words.startswith("-") else f"+ {words}"
@@ -130,17 +130,17 @@ def with_base(base: dict, claim: dict) -> dict:
     return base | claim
 
 
-def all_claims(config) -> dict[str, dict]:
+def all_claims(config) -> dict:
     """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one
     of arms."""
-    claims: list = []
+    claims = []
     for name, claim in config.claims.items():
         with about(f"claims: {name}"):
             claims += written_out(config, name, with_base(config.claim_base, claim))
     return configurator.refuse_twice(claims)
 
 
-def written_out(config, name: str, claim: dict) -> list[tuple]:
+def written_out(config, name: str, claim: dict) -> list:
     """[(name, claim about arms)] that a claim stands for."""
     check_entry(claim, CLAIM)
     check_named("it", claim, [part.rstrip("?") for part in CLAIM])

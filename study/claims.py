@@ -6,8 +6,8 @@ stats.py has the tests and intervals.
 
 import itertools
 import math
-import statistics
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
 from base import configurator
 from base.configurator import UserError
@@ -46,15 +46,19 @@ SHARES = {"share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "g
 SHARES |= {"induction"}
 
 
-def convert(value: float, unit: str) -> float:
+def convert(value: float | None, unit: str) -> float | None:
     """A number of the rows in a unit."""
+    if value is None:
+        return None
     if unit in RATIOS:
         return math.exp(value)
     return 100 * value if unit in PERCENT else value
 
 
-def in_unit(value: float, unit: str) -> str:
-    return f"{convert(value, unit):{UNITS[unit]}}"
+def with_interval(mean: float, low: float | None, high: float | None, unit: str) -> str:
+    """A mean and its interval, if it has one, which are given in the unit."""
+    form = UNITS[unit]
+    return f"{mean:{form}}" if low is None else f"{mean:{form}} ({low:{form}} to {high:{form}})"
 
 
 def effect_format(unit: str) -> str:
@@ -62,7 +66,7 @@ def effect_format(unit: str) -> str:
     return ".2f" if unit == "steps" else UNITS[unit]
 
 
-def unit_of(of: Sequence, weights: dict[str, float]) -> str:
+def unit_of(of: Sequence, weights: dict) -> str:
     """The unit that the numbers of a claim are shown in, one of UNITS."""
     if of[0] == "log_steps" and abs(sum(weights.values())) > 1e-9:
         return "steps"
@@ -81,7 +85,7 @@ def unit_of(of: Sequence, weights: dict[str, float]) -> str:
 # -- What a claim asks, and what it can show -------------------------------------------------------
 
 
-def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
+def seeds_of_claim(config, weights: dict) -> list:
     """The seeds that all arms of a contrast are run with."""
     seeds = config.seeds
     for arm in weights:
@@ -90,12 +94,12 @@ def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
     return seeds
 
 
-def questions(config) -> list[dict]:
+def questions(config) -> list:
     """Each claim with all that it asks: its keys, and claim (its name), of, exploratory, unit,
     seeds, and tests: [(name and sides as in stats.tests_of, smallest p after Holm, size of the
     family)]."""
     asked = []
-    families: dict[tuple, list] = {}
+    families = {}
     for name, claim in config.claims.items():
         question = {"of": [config.metric], "exploratory": False} | claim
         question["claim"] = name
@@ -135,7 +139,7 @@ def check_reach(config) -> None:
             raise UserError(f"claims: {question['claim']}: {few}, {words}")
 
 
-def reach_table(config, rows: list[dict]) -> Table | None:
+def reach_table(config, rows: list) -> Table | None:
     """A line per test of a claim: what it can show in 80% of cases, from the spread of the compared
     rows there are, or from `pair_spread`."""
     lines = []
@@ -143,7 +147,7 @@ def reach_table(config, rows: list[dict]) -> Table | None:
         n, weights, unit = len(question["seeds"]), question["contrast"], question["unit"]
         values = list(stats.contrast(rows, weights, question["of"]).values())
         if len(values) > 1 and not stats.are_identical(values):
-            spread = statistics.stdev(values)
+            spread = stdev(values)
             source = f"{spread:.3g}, of {len(values)} seeds"
         else:  # pair_spread is of a pair; arms are taken to differ independently
             squares = sum(weight**2 for weight in weights.values())
@@ -167,12 +171,12 @@ def reach_table(config, rows: list[dict]) -> Table | None:
 # -- What the rows say -----------------------------------------------------------------------------
 
 
-def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
+def judge_claims(config, rows: list, choices: Sequence = ()) -> list:
     """Every question with what stats.judge finds out about it, and by_seed: its values, missing
     and lost: seeds without one (see `unseen`), p_all, modes, and flags: what a reader must know
     beside the verdict. choices: of learning rates, as plan.choose_rates gives them."""
     judged = []
-    families: dict[tuple, list] = {}
+    families = {}
     for question in questions(config):
         values = stats.contrast(rows, question["contrast"], question["of"])
         missing, lost = unseen(rows, question, values)
@@ -183,7 +187,7 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
         else:
             families.setdefault(family_of(result), []).append(result)
     for family in families.values():
-        asked: list[tuple] = [(list(result["by_seed"].values()), result) for result in family]
+        asked = [(list(result["by_seed"].values()), result) for result in family]
         for result, numbers in zip(family, stats.judge(asked), strict=True):
             result.update(numbers)
     correct_over_all(judged)
@@ -192,7 +196,7 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
     return judged
 
 
-def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) -> list[str]:
+def flags_of(config, result: dict, rows: list, choices: Sequence) -> list:
     """What a reader must know beside the verdict. Makes a claim exploratory that was looked at in a
     way that was not declared, and adds its modes."""
     flags = []
@@ -203,7 +207,7 @@ def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) ->
     can_be_supported = any(p < stats.LEVEL for _, _, p, _ in result["tests"])
     if result["verdict"] == "inconclusive" and not can_be_supported:
         result["verdict"] = stats.UNDECIDABLE
-    arms: dict[str, list] = {arm: [] for arm in result["contrast"]}
+    arms = {arm: [] for arm in result["contrast"]}
     for row in rows:
         if row["arm"] in arms:
             arms[row["arm"]].append(row)
@@ -225,7 +229,7 @@ def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) ->
     return flags + unlike_pairs(arms) + unlike_rates(arms) + doubts(chosen)
 
 
-def correct_over_all(judged: list[dict]) -> None:
+def correct_over_all(judged: list) -> None:
     """Adds "p_all", the smallest p of a claim after Holm's correction over all confirmatory tests
     of the experiment, and "n_all", their number. A test that has not run counts, with p = 1.
     Exploratory claims get neither."""
@@ -240,7 +244,7 @@ def correct_over_all(judged: list[dict]) -> None:
             result["n_all"] = len(tests)
 
 
-def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> tuple[list, list]:
+def unseen(rows: list, question: dict, values: dict) -> tuple:
     """(missing, lost): the seeds without a value, where a run has no row, and where all have one,
     but one lacks the number, as that of a run that was not finite does."""
     ran = {(row["arm"], row["seed"]) for row in rows}
@@ -253,17 +257,17 @@ def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> tuple[
     return missing, lost
 
 
-def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
+def undeclared_looks(arms: dict, question: dict) -> list:
     """Why this is a look at the verdict that was not declared before the runs; empty if it is none.
-    One look is declared, when all seeds have run. A row holds the seeds that its arm was to be run
-    with: others were added later, and those that the config no longer has were left out. Older rows
-    do not hold them.
+    The declared look is the one when all seeds have run. A row holds the seeds that its arm was to
+    be run with (older rows do not). Seeds of the config that are not among them were added later,
+    and those of them that the config lacks were left out.
     """
     seeds = set(question["seeds"])
     of_arms = []  # the seeds that each arm was ever to be run with
     first = len(seeds)
     for of_arm in arms.values():
-        ever: set = set()
+        ever = set()
         for row in of_arm:
             planned = set(row.get("planned_seeds", seeds))
             ever |= planned
@@ -281,11 +285,11 @@ def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
     return words
 
 
-def listed(seeds: list[int]) -> str:
+def listed(seeds: list) -> str:
     return ", ".join(map(str, seeds))
 
 
-def modes_of(rows: list[dict], question: dict) -> dict | None:
+def modes_of(rows: list, question: dict) -> dict | None:
     """A claim's runs as a count, where its outcome has two modes: the split between them, how many
     seeds of each arm are over it, out of how many, and p of the sign test of two arms that are
     compared. {split, over, n, p}; None: the runs show no two modes. Of more than two arms, whose
@@ -306,7 +310,7 @@ def modes_of(rows: list[dict], question: dict) -> dict | None:
         is_over[name] = [value > split for value in of_name]
     is_a_difference = len(weights) == 2 and math.prod(weights.values()) < 0
     return {
-        "split": f"{in_unit(split, unit).lstrip('+')} {unit}",
+        "split": f"{convert(split, unit):{UNITS[unit]}} {unit}".lstrip("+"),
         "over": {name: sum(of_name) for name, of_name in is_over.items()},
         "n": len(by_seed),
         "p": stats.sign_test(*is_over.values()) if is_a_difference else None,
@@ -321,7 +325,7 @@ def in_words(modes: dict) -> str:
     return f"two modes, and a mean is neither: {said}"
 
 
-def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
+def ends_of_the_scale(config, arms: dict) -> list:
     """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no
     difference can be seen there."""
     script = script_of(config.prepare)
@@ -333,13 +337,13 @@ def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
         if not values:
             return []
         chance = script.chance(configurator.build(script.Config, rows[0]["data"]))
-        places.append((statistics.fmean(values) - chance) / (1 - chance))
+        places.append((fmean(values) - chance) / (1 - chance))
     if min(places) > TOP:
         return ["ceiling: all arms are at the top"]
     return ["floor: all arms are at chance"] if max(places) < BOTTOM else []
 
 
-def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
+def unlike_pairs(arms: dict) -> list:
     """What differs between the runs of a seed besides their keys. The commits may differ where the
     hash of the code that the numbers depend on does not. Older rows do not hold all of them."""
     fields = {
@@ -350,7 +354,7 @@ def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
     }
     words = []
     for kind, field in fields.items():
-        by_seed: dict[int, set] = {}
+        by_seed = {}
         for row in itertools.chain(*arms.values()):
             by_seed.setdefault(row["seed"], set()).add(row.get(field))
         n = sum(len(values - {None}) > 1 for values in by_seed.values())
@@ -359,9 +363,9 @@ def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
     return words
 
 
-def unlike_rates(arms: dict[str, list[dict]]) -> list[str]:
+def unlike_rates(arms: dict) -> list:
     """The learning rates of arms of one mixer, where they are not the same."""
-    by_mixer: dict = {}
+    by_mixer = {}
     for arm, rows in sorted(arms.items()):
         by_mixer.setdefault(mixer_of(rows[0]), {})[arm] = rows[0]["config"].get("learning_rate")
     words = []
@@ -372,12 +376,12 @@ def unlike_rates(arms: dict[str, list[dict]]) -> list[str]:
     return words
 
 
-def doubts(choices: list[dict]) -> list[str]:
-    """Edge: a chosen rate is the lowest or the highest of those tried. Margin: the next best rate
-    is within a standard error of the difference, or one seed tells none. Rates: so few seeds that a
-    standard error says little."""
+def doubts(choices: list) -> list:
+    """What to doubt of the chosen rates. Edge: one is the lowest or the highest of those tried.
+    Margin: the next best rate is within a standard error, which one seed does not have. Rates: the
+    seeds are so few that a standard error says little."""
     margins, few = [], []
-    at_edge: dict[float, list] = {}
+    at_edge = {}
     for choice in choices:
         arm, rate = choice["arm"], choice["rate"]
         if rate is None:
@@ -439,7 +443,7 @@ def record(claim: dict) -> dict:
     return kept | {"flags": claim["flags"]}
 
 
-def table(records: list[dict]) -> Table:
+def table(records: list) -> Table:
     """A line per claim, of what claims.json keeps of it; all numbers but p and seeds are in its
     unit."""
     title = """Claims: the mean over the seeds with its exact 95% interval (one-sided: two bounds;
@@ -450,7 +454,7 @@ tests of the experiment that were declared, and the effect or the band that 80% 
     return Table(title, header, [[one["name"], *cells_of(one)] for one in records])
 
 
-def verdicts(records: list[dict]) -> list[str]:
+def verdicts(records: list) -> list:
     """A line per claim: its verdict, and its mean and interval in its unit."""
     lines = []
     for one in records:
@@ -459,7 +463,7 @@ def verdicts(records: list[dict]) -> list[str]:
     return lines
 
 
-def cells_of(one: dict) -> list[str]:
+def cells_of(one: dict) -> list:
     """The cells of a claim's line behind its name."""
     unit, n = one["unit"], str(len(one["seeds"]))
     verdict = "exploratory: " * one["exploratory"] + one["verdict"]
@@ -469,9 +473,7 @@ def cells_of(one: dict) -> list[str]:
     low, high = one["low"], one["high"]
     if None in (low, high):
         low, high = one["student_low"], one["student_high"]
-    mean = f"{one['estimate']:{form}}"
-    if low is not None:
-        mean += f" ({low:{form}} to {high:{form}})"
+    mean = with_interval(one["estimate"], low, high, unit)
     asked = []
     if one["threshold"] is not None:
         word = "other than" if one["either_way"] else "over"
@@ -486,16 +488,16 @@ def cells_of(one: dict) -> list[str]:
     return [verdict, mean, ", ".join(asked), unit, p, over_all, effects.replace("+", ""), n]
 
 
-def numbers_in(one: dict, names: Sequence[str], form: str) -> str:
+def numbers_in(one: dict, names: Sequence, form: str) -> str:
     """The numbers of these names that a claim has, or "-"."""
     numbers = [f"{one[name]:{form}}" for name in names if one.get(name) is not None]
     return ", ".join(numbers) or "-"
 
 
-def remarks(records: list[dict]) -> str:
+def remarks(records: list) -> str:
     """A line per flag and per reason of a smaller family, with the claims that have it: what a
     reader must know beside the numbers."""
-    names: dict[str, list] = {}
+    names = {}
     for one in records:
         words = list(one["flags"])
         if one["family_reason"]:

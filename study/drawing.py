@@ -22,7 +22,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 COLOURS += ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 
 
-def arm_looks(variants: Iterable[str]) -> dict:
+def arm_looks(variants: Iterable) -> dict:
     """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel of a
     figure: black for the arm without a gate, and a colour for each other one, dashed when the
     colours are used up."""
@@ -74,7 +74,7 @@ def curve_panels(
     width, height = (6.6, 4.2) if is_one else (3.5, 2.7)
     shares = {"sharex": True, "sharey": sharey}
     figure, grid, spare = panel_grid(len(panels), width, height, extra=1, **shares)
-    named: dict = {}  # each label of the panels once
+    named = {}  # each label of the panels once
     for axes, (name, curves_of) in zip(grid, panels.items(), strict=True):
         for label, curves in curves_of.items():
             draw_curves(axes, curves, label, looks[label])
@@ -111,9 +111,10 @@ def parts_of(panels: dict) -> dict:
             parts[title] = curves_of
             continue
         n = math.ceil(len(others) / 7)
-        for i, part in enumerate(np.array_split(others, n), 1):
-            labels = [first, *part.tolist()]
-            parts[f"{title} ({i} of {n})"] = {label: curves_of[label] for label in labels}
+        size = math.ceil(len(others) / n)
+        for i in range(n):
+            labels = [first, *others[i * size : (i + 1) * size]]
+            parts[f"{title} ({i + 1} of {n})"] = {label: curves_of[label] for label in labels}
     return parts
 
 

@@ -28,7 +28,7 @@ class Plan:
     others: the rows of no such run; unscored: the finite rows that lack a score.
     """
 
-    def __init__(self, config, rows: list[dict]):
+    def __init__(self, config, rows: list):
         by_text = {text_of(row): row for row in rows}
         self.choices = choose_rates(config, rows)
         self.compared = runs_of(config, rates_of(config, self.choices))
@@ -55,18 +55,15 @@ class Plan:
         return "; more follow when learning rates are chosen" if waits else ""
 
 
-def runs_of(config, rates: dict) -> list[dict]:
+def runs_of(config, rates: dict) -> list:
     """Every run of the seeds, those of first_arms first. rates: {arm: learning rate, or None for
     that of its keys} of the arms that are run."""
-    late = [arm for arm in config.arms if arm not in config.first_arms]
-    early = [arm for arm in config.arms if arm in config.first_arms]
     runs = []
-    for arms in (early, late):
-        for seed in config.seeds:
-            for arm in arms:
-                if arm in rates and seed in config.seeds_of.get(arm, config.seeds):
-                    runs.append(make_run(config, seed, arm, rates[arm]))
-    return runs
+    for seed in config.seeds:
+        for arm in config.arms:
+            if arm in rates and seed in config.seeds_of.get(arm, config.seeds):
+                runs.append(make_run(config, seed, arm, rates[arm]))
+    return sorted(runs, key=lambda run: run["arm"] not in config.first_arms)
 
 
 def make_run(config, seed: int, arm: str, rate: float | None) -> dict:
@@ -105,7 +102,7 @@ def name_of(run: dict) -> str:
     return f"{run['arm']}{rate}-seed{run['seed']}"
 
 
-def steps_of(runs: Iterable[dict]) -> int:
+def steps_of(runs: Iterable) -> int:
     """The steps that these runs make in all; a branch makes those behind its checkpoint."""
     steps = 0
     for run in runs:
@@ -118,10 +115,16 @@ def steps_of(runs: Iterable[dict]) -> int:
 # -- Learning rates --------------------------------------------------------------------------------
 
 
-def choose_rates(config, rows: list[dict]) -> list[dict]:
-    """For each arm that chooses a rate of its own, the runs that this takes, and what their rows
-    show: {arm, rate (None while rows are missing), runs: those known by now, values: {rate:
-    `value_of` each seed} of the rates whose seeds have all run, and what `settled` adds}"""
+def choose_rates(config, rows: list) -> list:
+    """A dict for each arm that chooses a rate of its own, with what the rows say of the choice by
+    now:
+
+        arm
+        rate        None while rows are missing
+        runs        those that the choice takes, as far as they are known by now
+        values      {rate: `value_of` each seed}, of the rates whose seeds have all run
+        is_edge, other, margin, error       see `settled`
+    """
     if not config.selection_seeds:
         return []
     by_text = {text_of(row): row for row in rows}
@@ -132,8 +135,8 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
 
 def choose_rate(config, arm: str, by_text: dict) -> dict:
     waiting = set(config.learning_rates)
-    values: dict = {}
-    choice: dict = {"arm": arm, "rate": None, "runs": [], "values": values}
+    values = {}
+    choice = {"arm": arm, "rate": None, "runs": [], "values": values}
     while True:
         for rate in sorted(waiting):
             runs = [make_trial(config, seed, arm, rate) for seed in config.selection_seeds]
@@ -161,9 +164,10 @@ def value_of(config, row: dict) -> float:
     return value if config.metric == "accuracy" else -value
 
 
-def pooled(choices: list[dict]) -> list[dict]:
-    """The choices of the arms of one mixer, which wait for each other: each takes the rate that is
-    chosen by their means, unless its own best one is better by more than a standard error."""
+def pooled(choices: list) -> list:
+    """The choices, pooled by mixer. The arms of a mixer wait for each other. Then each takes the rate
+    that is chosen by their means, unless its own best one is better by more than a standard
+    error."""
     made = []
     for choice in choices:
         mixer, values = mixer_of(choice["runs"][0]), choice["values"]
@@ -184,9 +188,9 @@ def pooled(choices: list[dict]) -> list[dict]:
 
 
 def settled(choice: dict, rate: float) -> dict:
-    """The choice with its rate, is_edge, other: the best of the other rates, margin: how much
-    better the rate's mean is, and error: the standard error of the margin. Where there is no other
-    rate, the margin is infinite."""
+    """The choice with its rate. is_edge: whether this is the lowest or the highest of those tried;
+    other: the best of the other rates; margin: by how much the rate's mean is better, infinite
+    where there is no other; error: the standard error of the margin."""
     others = dict(choice["values"])
     made = choice | {"rate": rate, "is_edge": rate in (min(others), max(others))}
     values = others.pop(rate)
@@ -203,8 +207,8 @@ def highest(values: dict) -> float:
 
 
 def safest(values: dict) -> float:
-    """The rate of the highest mean, or the smallest that is less than a standard error worse over
-    the seeds; NaN is not less."""
+    """The smallest rate whose mean is less than a standard error below the highest one. With one
+    seed, whose error is NaN, this is the rate of the highest mean."""
     best = highest(values)
     rates = [best]
     for rate, of_rate in values.items():
@@ -214,10 +218,10 @@ def safest(values: dict) -> float:
     return min(rates)
 
 
-def difference(values: list, others: list) -> tuple[float, float]:
-    """(mean, its standard error) of values - others, paired by seed; (inf, 0) where a run of the
-    others alone was lost, NaN for what is not known: both where a run of the values was lost, the
-    error of one seed."""
+def difference(values: list, others: list) -> tuple:
+    """(mean, its standard error) of values - others, paired by seed. A lost run is -inf: the result
+    is (inf, 0) where only others have one, and (NaN, NaN) where values have one. The error of one
+    seed is NaN."""
     if -math.inf in values:
         return math.nan, math.nan
     if -math.inf in others:
@@ -227,7 +231,7 @@ def difference(values: list, others: list) -> tuple[float, float]:
     return fmean(pairs), error
 
 
-def rates_of(config, choices: list[dict]) -> dict:
+def rates_of(config, choices: list) -> dict:
     """{arm: its learning rate}, its own or that of another arm, where it is chosen by now; without
     selection_seeds None, for that of its keys."""
     if not config.selection_seeds:

@@ -7,9 +7,9 @@ the figure that needs no config.
 
 import collections
 import math
-import statistics
 import textwrap
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib.pyplot as plt
 
@@ -27,25 +27,25 @@ FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "gain.png", "claims.png")
 # -- Tables ----------------------------------------------------------------------------------------
 
 
-def arms_table(config, rows: list[dict]) -> Table:
+def arms_table(config, rows: list) -> Table:
     """A line per arm: every seed, and the mean with its interval."""
     title, form = "End accuracy, by seed", ".1%"
     if config.metric == "val_loss":
         title, form = "Validation loss at the end (nats a token), by seed", ".4f"
-    of_arm: dict = {}
+    of_arm = {}
     for row in rows:
         of_arm.setdefault(row["arm"], {})[row["seed"]] = number(row[config.metric])
     lines = []
     for arm, ends in of_arm.items():
         shown = [f"{ends[seed]:{form}}" if seed in ends else "not run" for seed in config.seeds]
-        mean = f"{statistics.fmean(ends.values()):{form}}"
+        mean = f"{fmean(ends.values()):{form}}"
         low, high = stats.interval(list(ends.values()))
         interval = "-" if low is None else f"{low:{form}} to {high:{form}}"
         lines.append([arm, *shown, mean, interval])
     return Table(title, ["arm", *map(str, config.seeds), "mean", "95% interval"], lines)
 
 
-def rates_table(config, choices: list[dict]) -> Table:
+def rates_table(config, choices: list) -> Table:
     """A line per arm whose learning rate is chosen: the means that it was chosen by."""
     lines = []
     for choice in choices:
@@ -53,7 +53,7 @@ def rates_table(config, choices: list[dict]) -> Table:
             means = []
             for rate, values in sorted(choice["values"].items()):
                 # of a loss more is better, too
-                means.append(f"{abs(statistics.fmean(values)):.4f} at {rate:g}")
+                means.append(f"{abs(fmean(values)):.4f} at {rate:g}")
             lines.append([choice["arm"], f"{choice['rate']:g}", ", ".join(means)])
     by = {"auc": "area under the curve", "last": "at the end"}[config.select_by]
     title = f"Learning rates, by the mean {config.metric} {by} over the selection seeds"
@@ -63,7 +63,7 @@ def rates_table(config, choices: list[dict]) -> Table:
 # -- Figures ---------------------------------------------------------------------------------------
 
 
-def figure(rows: list[dict], folder: Path) -> Path:
+def figure(rows: list, folder: Path) -> Path:
     """Draws the sinks, where the rows have them, or else the metric. Returns the path. Runs that
     chose a rate are left out."""
     rows = [row for row in rows if "purpose" not in row]
@@ -76,7 +76,7 @@ def figure(rows: list[dict], folder: Path) -> Path:
     return metric_curves(rows, folder / f"{rows[0]['metric']}.png")
 
 
-def metric_curves(rows: list[dict], path: Path) -> Path:
+def metric_curves(rows: list, path: Path) -> Path:
     """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed.
     Returns the path."""
     label, limits = "validation loss (nats a token)   ← better", (None, None)
@@ -85,8 +85,8 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
     if is_accuracy:  # a task that is solved ends a run
         label, limits = "accuracy at the queries (%)   better →", (0, 100)
         title = "The arm with the largest mean area under its curves leads (no test)"
-    by_mixer: dict = {}  # {mixer: {variant: curves}}
-    sizes: dict = {}  # {mixer: {variant: what decides who leads}}
+    by_mixer = {}  # {mixer: {variant: curves}}
+    sizes = {}  # {mixer: {variant: what decides who leads}}
     for row in rows:
         mixer, variant, curve = mixer_of(row), variant_of(row), curve_of(row)
         by_mixer.setdefault(mixer, {}).setdefault(variant, []).append(curve)
@@ -99,7 +99,7 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
         panels[mixer + leads] = none_first(arms)
     if len(by_mixer) == len(arms) == 1:  # nothing leads
         (curves,) = arms.values()
-        end = statistics.fmean(curve[-1][1] for curve in curves)
+        end = fmean(curve[-1][1] for curve in curves)
         title = f"{mixer} ends at {end:.4g}{'%' * is_accuracy}, by the mean of its seeds"
     looks = arm_looks(sorted(map(variant_of, rows)))
     return curve_panels(panels, looks, path, title=title, ylabel=label, ylim=limits)
@@ -107,7 +107,7 @@ def metric_curves(rows: list[dict], path: Path) -> Path:
 
 def finite_means(numbers: dict) -> dict:
     """{arm: the mean of its numbers}, of arms whose numbers are all finite."""
-    means = {arm: statistics.fmean(of_arm) for arm, of_arm in numbers.items()}
+    means = {arm: fmean(of_arm) for arm, of_arm in numbers.items()}
     return {arm: mean for arm, mean in means.items() if math.isfinite(mean)}
 
 
@@ -133,7 +133,7 @@ PARTS = {
 }
 
 
-def gain_curves(rows: list[dict], path: Path) -> list[Path]:
+def gain_curves(rows: list, path: Path) -> list:
     """Draws by how much each arm's loss is lower than that of its mixer's arm without a gate, of
     the same seed and as many steps: a panel for each part of the text. Returns the path, or none
     where the rows have no losses by part, or no such arm."""
@@ -145,7 +145,7 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
                 without[pair] = row
             else:
                 gated.append((row, pair))
-    panels: dict = {}
+    panels = {}
     for row, pair in gated:
         if pair not in without:
             continue
@@ -172,7 +172,7 @@ def losses_of(row: dict, part: str | None) -> dict:
     return {step: loss for step, loss in losses.items() if loss is not None}
 
 
-def curve_of(row: dict) -> list[tuple]:
+def curve_of(row: dict) -> list:
     """[(step, the metric)]: accuracy in per cent, or the loss behind the first evaluation, which is
     far above; NaN where it was not finite, and behind the end of such a run."""
     factor, points = 1, row["curve"][1:]
@@ -184,7 +184,7 @@ def curve_of(row: dict) -> list[tuple]:
     return curve
 
 
-def sink_curves(rows: list[dict], path: Path) -> Path:
+def sink_curves(rows: list, path: Path) -> Path:
     """Draws what the first token gets against the step, a panel for each number: of each kind of
     query (docs/meters.md), if the data set names kinds, as data/backcopy does. "other" are the
     queries of no named kind: those where the head has nothing to do. Arms with fewer seeds than
@@ -192,7 +192,7 @@ def sink_curves(rows: list[dict], path: Path) -> Path:
     rows = [row for row in rows if row.get("sinks")]
     counts = collections.Counter(row["arm"] for row in rows)
     most = max(counts.values())
-    curves_of: dict = {}
+    curves_of = {}
     for row in rows:
         if counts[row["arm"]] < most:
             continue
@@ -257,7 +257,7 @@ def gate_side(claim: dict, gated: set) -> str:
     better = BETTER.get(of[-1] if of[0] == "log" else of[0])
     if better is None:
         return ""
-    signs: dict = {True: set(), False: set()}  # of the weights of gated arms and of others
+    signs = {True: set(), False: set()}  # of the weights of gated arms and of others
     for arm, weight in claim["contrast"].items():
         signs[arm in gated].add(better * weight > 0)
     if signs == {True: {True}, False: {False}}:
@@ -265,25 +265,24 @@ def gate_side(claim: dict, gated: set) -> str:
     return "← gate better" if signs == {True: {False}, False: {True}} else ""
 
 
-def claims_figure(records: list[dict], path: Path, sides: dict[str, str]) -> list[Path]:
-    """Draws the claims that have run, a panel per unit, with the words of gate_side of each.
-    Returns the path, or none where no claim has."""
-    panels: dict[str, list] = {}
-    for one in records:
-        if one["verdict"] != "not run" and one["seeds"]:
-            panels.setdefault(one["unit"], []).append(one)
-    if not panels:
+def claims_figure(records: list, path: Path, sides: dict) -> list:
+    """Draws the claims that have run, a panel per unit. Returns the path, or none where no claim
+    has. sides: {claim: the words of gate_side}."""
+    shown = [one for one in records if one["verdict"] != "not run" and one["seeds"]]
+    if not shown:
         return []
+    panels = {}
+    for one in shown:
+        panels.setdefault(one["unit"], []).append(one)
     heights = [1.0 + 0.36 * len(of_unit) for of_unit in panels.values()]
     figure, grid = plt.subplots(
         len(panels),
-        1,
         figsize=(7.2, sum(heights) + 0.8),
         squeeze=False,
         height_ratios=heights,
         layout="constrained",
     )
-    counts = collections.Counter(one["verdict"] for of_unit in panels.values() for one in of_unit)
+    counts = collections.Counter(one["verdict"] for one in shown)
     title = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     figure.suptitle(f"Claims: {title}", fontsize=11)
     how = "large dot: mean (hollow: exploratory); bar: exact 95% interval; small: a seed; black: asked"
@@ -298,7 +297,7 @@ def claims_figure(records: list[dict], path: Path, sides: dict[str, str]) -> lis
             side = sides.get(one["name"], "")
             axes.text(1.01, -i, side, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
         axes.set_yticks(range(0, -len(names), -1), names, fontsize=8)
-        axes.set(xlabel=unit, ylim=(-len(of_unit) + 0.4, 0.6))
+        axes.set(xlabel=unit, ylim=(-len(names) + 0.4, 0.6))
         axes.locator_params(axis="x", nbins=6)
         dress(axes)
     return [write(figure, path)]

@@ -52,7 +52,7 @@ OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
 )
 
 
-def run_all(config, out_dir: Path) -> list[dict] | None:
+def run_all(config, out_dir: Path) -> list | None:
     """Prints what is done already, starts the runs that have no row, unless run=false, and returns
     the rows of the compared runs in the order of the list, or None."""
     # one without a marker may be results/NAME of a clone: it has our rows
@@ -138,7 +138,7 @@ def work(config, out_dir: Path) -> None:
     jobs = jobs_of(config, gpus)
     # of each process of a run; results may depend on it: for the first run as for the last one
     threads = max(1, usable_cores() // (jobs * config.processes_per_run))
-    running: list[Job] = []
+    running = []
     look_at, waits = 0.0, False
     try:
         while True:
@@ -204,7 +204,7 @@ def append_row(out_dir: Path, row: dict) -> None:
         os.fsync(file.fileno())
 
 
-def gpus_of(config) -> list[str]:
+def gpus_of(config) -> list:
     """The GPUs of this machine for each run that goes on at a time, as CUDA_VISIBLE_DEVICES names
     them; none for runs on the CPU. Raises UserError if one run needs more."""
     if pick_device(config.base.get("device", "auto")) != "cuda":
@@ -217,7 +217,7 @@ def gpus_of(config) -> list[str]:
     return [",".join(names[i : i + each]) for i in range(0, len(names) - each + 1, each)]
 
 
-def jobs_of(config, gpus: list[str]) -> int:
+def jobs_of(config, gpus: list) -> int:
     """How many runs go on at a time."""
     at_most = config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run)
     trials = len(config.learning_rates) * len(config.selection_seeds)
@@ -341,7 +341,7 @@ def start_process(
         )
 
 
-def check_end(folder: Path, status: int) -> list[dict]:
+def check_end(folder: Path, status: int) -> list:
     """The rows of metrics.jsonl of a run whose process has ended. Raises UserError for a crash; to
     stop where the loss is not finite is none."""
     metrics = read_metrics(folder / "metrics.jsonl")
@@ -390,14 +390,14 @@ def finish(config, run: dict, folder: Path, status: int) -> dict:
     return json.loads(json.dumps(row), parse_constant=lambda constant: None)  # NaN is no JSON
 
 
-def sinks_of(evaluations: list[dict]) -> list[dict]:
+def sinks_of(evaluations: list) -> list:
     """The meters of each kind of query, for the figures, where the data set names kinds."""
     points = []
     for evaluation in evaluations:
         meters = evaluation.get("meters", {})
-        kinds = meters.get("kinds") or {}
-        if kinds:
-            points.append({"step": evaluation["step"], "value_norm": meters["value_norm"]})
-        for kind, values in kinds.items():
-            points[-1][kind] = {name: values[name] for name in OF_KIND}
+        if meters.get("kinds"):
+            point = {"step": evaluation["step"], "value_norm": meters["value_norm"]}
+            for kind, values in meters["kinds"].items():
+                point[kind] = {name: values[name] for name in OF_KIND}
+            points.append(point)
     return points

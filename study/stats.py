@@ -24,8 +24,8 @@ and neither this interval nor Student's covers the mean: the claim to make then 
 import functools
 import itertools
 import math
-import statistics
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ MODES_SEEDS = 6  # with fewer seeds nobody looks for two modes
 NORMAL_SAMPLES = 20_000
 
 
-def contrast(rows: list, weights: dict, path: Sequence) -> dict[int, float]:
+def contrast(rows: list, weights: dict, path: Sequence) -> dict:
     """{seed: sum of weight * value}, for the seeds in which every arm has a finite value. weights:
     {arm: weight}; path: as `look_up` takes it; where it leads to no number there is no value."""
     by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
@@ -64,17 +64,21 @@ def contrast(rows: list, weights: dict, path: Sequence) -> dict[int, float]:
 
 
 def look_up(row: dict, path: Sequence) -> Any:
-    """The value at the end of the path, ["scores", "longer", "slices", "320/40"], or None; the
-    largest of a list, as of the heads of ["meters", "induction"]; a number of the learning curve,
-    ["log_steps", 0.9] (curves.METRICS); or the logarithm of what the rest leads to, ["log",
-    "val_loss"]."""
+    """The value at the end of the path, or None where it leads to none. These are the kinds of
+    path:
+
+        ["scores", "longer", "slices", "320/40"]    names, one within the other
+        ["meters", "induction"]                     the same; of a list (here of heads) the largest
+        ["log_steps", 0.9]                          a number of the learning curve (curves.METRICS)
+        ["log", "val_loss"]                         the logarithm of what the rest leads to
+    """
     first, *rest = path
     if first in curves.METRICS:
         return curves.METRICS[first](row, *rest)
     if first == "log":
         number = look_up(row, rest)
         return math.log(number) if number is not None and number > 0 else None
-    value: Any = row
+    value = row
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, list):
@@ -83,7 +87,7 @@ def look_up(row: dict, path: Sequence) -> Any:
     return value
 
 
-def judge(asked: Sequence[tuple]) -> list[dict]:
+def judge(asked: Sequence) -> list:
     """One family of claims, [(the values of its seeds, claim)] -> what came of each, in order.
     Claims that have no two values yet count in the correction, as they will when they have run.
 
@@ -106,9 +110,10 @@ def judge(asked: Sequence[tuple]) -> list[dict]:
         family += [(result, name, sides) for name, sides in tests_of(claim)]
     corrected = holm([result.get(name, 1.0) for result, name, _ in family])
     for (result, name, sides), p in zip(family, corrected, strict=True):
-        if name in result:
-            result[f"{name}_holm"] = p
-        if name in result and not result["identical"]:
+        if name not in result:
+            continue
+        result[f"{name}_holm"] = p
+        if not result["identical"]:
             effect, band = detectable(result["n"], LEVEL / len(family) / sides)
             if name == "p":
                 result["detectable"] = result["sd"] * effect
@@ -131,8 +136,8 @@ def numbers_of(values: Sequence, claim: dict) -> dict:
         return result | {"over": over, "needed": claim["in"], "verdict": word}
     if len(values) < 2:
         return result
-    result["mean"] = statistics.fmean(values)
-    result["sd"] = statistics.stdev(values)
+    result["mean"] = fmean(values)
+    result["sd"] = stdev(values)
     result["identical"] = are_identical(values)
     result["low"], result["high"] = exact_interval(values, sides)
     result["student_low"], result["student_high"] = t_interval(values, sides)
@@ -151,7 +156,7 @@ def threshold_of(claim: dict) -> float | None:
     return claim.get("above", claim.get("other_than"))
 
 
-def tests_of(claim: dict) -> list[tuple]:
+def tests_of(claim: dict) -> list:
     """[("p" of the threshold or "p_within" of the band, sides)] of a claim; a count has no test."""
     tests = []
     if "in" not in claim and threshold_of(claim) is not None:
@@ -183,7 +188,7 @@ def verdict(values: Sequence, result: dict, either_way: bool) -> str:
     return "not supported" if is_beyond(threshold) else "inconclusive"
 
 
-def holm(p_values: Sequence) -> list[float]:
+def holm(p_values: Sequence) -> list:
     """Holm's step-down correction (1979): p-values that may all be compared with 0.05."""
     order, n = np.argsort(p_values, kind="stable"), len(p_values)
     corrected = np.empty(n)
@@ -230,7 +235,7 @@ def sign_flip_test(
     return float((means <= sign * threshold + rounding(values, threshold)).mean())
 
 
-def exact_interval(values: Sequence, sides: int = 2) -> tuple[float, float]:
+def exact_interval(values: Sequence, sides: int = 2) -> tuple:
     """(low, high): the thresholds that the sign-flip test does not reject; with too few values it
     is the whole line. sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds
     with 1 - LEVEL by itself."""
@@ -263,7 +268,7 @@ def interval(values: Sequence) -> tuple:
     return low, high
 
 
-def two_modes(arms: Sequence[Sequence]) -> float | None:
+def two_modes(arms: Sequence) -> float | None:
     """The split of an outcome with two modes, a number between them; None where the seeds show no
     two modes.
 
@@ -293,7 +298,7 @@ def two_modes(arms: Sequence[Sequence]) -> float | None:
     return None
 
 
-def widest_gaps(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def widest_gaps(samples: np.ndarray) -> tuple:
     """Of samples (S, n), each sorted: the middle of the widest gap with two values or more on
     either side (S,), and the share of the sum of squares about the mean that is left about the
     means of the two groups (S,)."""
@@ -339,7 +344,7 @@ def smallest_p(n: int, sides: int = 2) -> float:
 
 
 @functools.cache
-def detectable(n: int, level: float) -> tuple[float, float]:
+def detectable(n: int, level: float) -> tuple:
     """(effect, band), in units of the spread of the differences, that n seeds show in 80% of cases
     at a one-sided p.
 
