@@ -50,8 +50,9 @@ def main(argv: list) -> None:
     if len(config.files) != 2:
         words = "files: name two, the numbers before a change and after it"
         raise UserError(f"{len(config.files)} {words}")
-    before, after = [read_numbers(file, config.of, config.seed) for file in config.files]
-    print(sentence(compare(before, after), *config.files, config.of))
+    before, after = config.files
+    numbers = [read_numbers(file, config.of, config.seed) for file in config.files]
+    print(sentence(compare(*numbers), before, after, config.of))
 
 
 def read_numbers(file: str, of: str | None, seed: str) -> dict:
@@ -107,7 +108,11 @@ def compare(before: dict, after: dict) -> dict:
     has_seeds = not any(name.startswith("#") for name in before)
     is_paired = has_seeds and before.keys() == after.keys()
     difference = fmean(after.values()) - fmean(before.values())
-    result = {"is_paired": is_paired, "n": (len(before), len(after)), "difference": difference}
+    result: dict = {
+        "is_paired": is_paired,
+        "n": (len(before), len(after)),
+        "difference": difference,
+    }
     result |= {"low": None, "high": None, "p": None, "least_p": 1.0, "could_see": None}
     if min(result["n"]) > 1 and is_paired:
         result |= of_pairs([after[name] - before[name] for name in before])

@@ -159,9 +159,10 @@ def mean_of(what: str) -> str:
     values = list(stats.contrast(rows, weights, path).values())
     if not values:
         raise UserError("no seed has these numbers")
-    numbers = [fmean(values), *stats.interval(values)]
     unit = claims.unit_of(path, weights)
-    return claims.with_interval(*(claims.convert(number, unit) for number in numbers), unit)
+    numbers = [fmean(values), *stats.interval(values)]
+    mean, low, high = (claims.convert(number, unit) for number in numbers)
+    return claims.with_interval(mean, low, high, unit)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def choose_rates(config, rows: list) -> list:
 def choose_rate(config, arm: str, by_text: dict) -> dict:
     waiting = set(config.learning_rates)
     values = {}
-    choice = {"arm": arm, "rate": None, "runs": [], "values": values}
+    choice: dict = {"arm": arm, "rate": None, "runs": [], "values": values}
     while True:
         for rate in sorted(waiting):
             runs = [make_trial(config, seed, arm, rate) for seed in config.selection_seeds]

@@ -127,7 +127,7 @@ class Job:
 
     name: str
     gpu: str | None
-    rest: Generator
+    rest: Generator[subprocess.Popen, None, dict]
     process: subprocess.Popen
 
 
@@ -226,7 +226,7 @@ def jobs_of(config, gpus: list) -> int:
 
 def carry_out(
     config, run: dict, out_dir: Path, threads: int, gpu: str | None, held: IO
-) -> Generator:
+) -> Generator[subprocess.Popen, None, dict]:
     """Makes a run with its scores: yields each process in turn, and goes on when that one has
     ended. It appends the row, which it returns, and then gives the lock of the run back."""
     folder = out_dir / name_of(run)
