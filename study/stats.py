@@ -130,6 +130,7 @@ def numbers_of(values: Sequence, claim: dict) -> dict:
     and "not run" of all others."""
     threshold, sides = threshold_of(claim), claim.get("sides", 2)
     result = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": sides}
+    result["within"] = None  # a band is kept with its test
     if "in" in claim:
         over = sum(value > threshold for value in values)
         word = "passed" if over >= claim["in"] else "failed"
