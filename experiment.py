@@ -102,8 +102,8 @@ class ExperimentConfig:
         configurator.check(self)
         for kind, rule in ENTRIES.items():
             for name, entry in getattr(self, kind).items():
-                wrong = wrong_field(entry, rule, name)
-                refuse(wrong, f"{kind}: {wrong}")
+                with about(kind):
+                    check_entry(entry, rule, name)
         self.arms = all_arms(self)
         self.claims = all_claims(self)
         self.first_arms = arms_named(self, self.first_arms)
@@ -123,7 +123,7 @@ class ExperimentConfig:
         self.check_runs()
         for arm, branch in self.branches.items():
             with about(f"branches: {arm}"):
-                self.check_branch(arm, **branch)
+                self.check_branch(arm, branch["of"], branch["at"])
         for name, claim in self.claims.items():
             with about(f"claims: {name}"):
                 self.check_claim(claim)
@@ -166,7 +166,7 @@ class ExperimentConfig:
         """The keys of train.py that an arm has."""
         return configurator.build(TrainConfig, self.base | self.arms[arm], source=f"arm {arm!r}")
 
-    def check_branch(self, arm: str, of: str, at: int, **more) -> None:
+    def check_branch(self, arm: str, of: str, at: int) -> None:
         """Raises UserError for a branch from a checkpoint that the other arm does not keep."""
         check_named("of", [arm, of], self.arms)
         keys = self.keys_of(of)
@@ -184,11 +184,12 @@ class ExperimentConfig:
         words = "must be names that lead to a number in a row, or as ['lost', 0.9]"
         refuse(not is_right, f"of={show(path)}: {words}")
         given = claim.keys()
-        is_right = {"above", "other_than", "within"} & given
-        if "other_than" in given:
-            is_right = not {"above", "sides"} & given
         if "in" in given:
             is_right = "above" in given and not {"sides", "within", "family"} & given
+        elif "other_than" in given:
+            is_right = not {"above", "sides"} & given
+        else:
+            is_right = {"above", "within"} & given
         words = "must have above, other_than (which has two sides, and no above) or within; "
         words += "a count (in) has above, and no sides, within or family"
         refuse(not is_right, words)
@@ -210,10 +211,18 @@ from pathlib import Path
 
 from base.configurator import show
 from base.files import check_output, one_line, read_regular, write_text
-from base.rules import wrong_field
 from evaluate import EvaluateConfig
 from study import claims, curves, report
-from study.arms import NAMES, about, all_arms, all_claims, arms_named, check_named, refuse
+from study.arms import (
+    NAMES,
+    about,
+    all_arms,
+    all_claims,
+    arms_named,
+    check_entry,
+    check_named,
+    refuse,
+)
 from study.page import write_page
 from study.plan import Plan, choose_rates, name_of
 from study.rows import read_rows, script_of
@@ -237,7 +246,7 @@ ENTRIES: dict = {
 }
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list) -> None:
     config = configurator.load(ExperimentConfig, argv)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     if config.dry_run:
@@ -249,37 +258,42 @@ def main(argv: list[str]) -> None:
         for name in report.FIGURES:
             check_output(out_dir / name, "figure")
     rows = run_all(config, out_dir)
-    if rows is None:
-        return
+    if rows is not None:
+        # a row may hold what no table can be made of
+        with one_line(f"{out_dir / 'rows.jsonl'}: cannot be shown"):
+            report_on(config, rows, out_dir, question_of(argv))
+
+
+def report_on(config: ExperimentConfig, rows: list, out_dir: Path, question: str) -> None:
+    """Prints the tables of the rows, and writes claims.json, the figures and report.html."""
     choices = choose_rates(config, read_rows(out_dir))
-    # a row may hold what no table can be made of
-    with one_line(f"{out_dir / 'rows.jsonl'}: cannot be shown"):
-        judged = claims.judge_claims(config, rows, choices)
-        records = [claims.record(claim) for claim in judged]
-        tables = [report.arms_table(config, rows)]
-        if choices:
-            tables.append(report.rates_table(config, choices))
-        said: list = []
-        remarks = claims.remarks(records)
-        if records:
-            said = [claims.table(records), *([remarks] if remarks else [])]
-            write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
-        else:
-            (out_dir / "claims.json").unlink(missing_ok=True)
-        print("\n" + "\n\n".join(map(str, tables + said)) + "\n")
-        gated = {row["arm"] for row in rows if row["config"].get("gate", "none") != "none"}
-        sides = {claim["claim"]: report.gate_side(claim, gated) for claim in judged}
-        figures = [report.figure(rows, out_dir)]
-        figures += report.gain_curves(rows, out_dir / "gain.png")
-        figures += report.claims_figure(records, out_dir / "claims.png", sides)
-        question, _, design = question_of(argv).partition("\n\n")
-        first: list = [question, claims.verdicts(records), code_and_day(rows), design]
-        notes = remarks.splitlines()
-        page = write_page(out_dir / "report.html", [*first, *figures, *said[:1], notes, *tables])
+    judged = claims.judge_claims(config, rows, choices)
+    records = [claims.record(claim) for claim in judged]
+    remarks = claims.remarks(records)
+    tables = [report.arms_table(config, rows)]
+    if choices:
+        tables.append(report.rates_table(config, choices))
+    verdicts = []
+    if records:
+        verdicts = [claims.table(records)]
+        write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
+    else:
+        (out_dir / "claims.json").unlink(missing_ok=True)
+    said = [str(part) for part in (*tables, *verdicts, remarks) if part]
+    print("\n" + "\n\n".join(said) + "\n")
+    gated = {row["arm"] for row in rows if row["config"].get("gate", "none") != "none"}
+    sides = {claim["claim"]: report.gate_side(claim, gated) for claim in judged}
+    figures = [report.figure(rows, out_dir)]
+    figures += report.gain_curves(rows, out_dir / "gain.png")
+    figures += report.claims_figure(records, out_dir / "claims.png", sides)
+    asked, _, design = question.partition("\n\n")
+    first = [asked, claims.verdicts(records), code_and_day(rows), design]
+    parts = [*first, *figures, *verdicts, remarks.splitlines(), *tables]
+    page = write_page(out_dir / "report.html", parts)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 
-def question_of(argv: list[str]) -> str:
+def question_of(argv: list) -> str:
     """What the last config file of the command line says at its top, if there is one."""
     files = [word for word in argv if not word.startswith("-")]
     if not files:
@@ -287,19 +301,21 @@ def question_of(argv: list[str]) -> str:
     return ast.get_docstring(ast.parse(read_regular(files[-1], 1 << 20))) or files[-1]
 
 
-def code_and_day(rows: list[dict]) -> str:
+def code_and_day(rows: list) -> str:
     commits = sorted({str(row.get("git_commit"))[:7] for row in rows})
     return f"{len(rows)} runs, of commit {', '.join(commits)}; written on {datetime.date.today()}"
 
 
-def listed(config: ExperimentConfig, rows: list[dict]) -> str:
+def listed(config: ExperimentConfig, rows: list) -> str:
     """The runs that have no row, as far as learning rates are chosen; then what each claim can
     show."""
     plan = Plan(config, rows)
-    counts = f"{len(plan.lacking)} of {len(plan.runs)} runs to do{plan.more()}"
-    lines = [*map(name_of, plan.lacking), counts]
+    lines = [name_of(run) for run in plan.lacking]
+    lines.append(f"{len(plan.lacking)} of {len(plan.runs)} runs to do{plan.more()}")
     reach = claims.reach_table(config, plan.shown)
-    return "\n".join([*lines, f"\n{reach}"] if reach else lines)
+    if reach:
+        lines.append(f"\n{reach}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

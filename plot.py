@@ -32,7 +32,6 @@ class PlotConfig:
 configurator.begin(__name__, PlotConfig, positional="folders")
 
 import itertools
-import math
 import os
 import textwrap
 from pathlib import Path
@@ -46,12 +45,12 @@ from base.configurator import UserError
 from base.files import one_line, read_json, read_jsonl
 from runs import probe
 from study import report
-from study.drawing import dress, write
+from study.drawing import dress, panel_grid, write
 from study.rows import read_rows
 from study.token_page import write_page
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list) -> None:
     config = configurator.load(PlotConfig, argv, positional="folders")
     folders = [Path(folder) for folder in config.folders]
     runs = [folder for folder in folders if os.path.isfile(folder / "metrics.jsonl")]
@@ -72,7 +71,7 @@ def main(argv: list[str]) -> None:
 # -- The losses of several runs --------------------------------------------------------------------
 
 
-def curves(folders: list[Path]) -> Path:
+def curves(folders: list) -> Path:
     """Draws the validation losses of runs in curves.png, in the first one's folder, and returns its
     path. Raises UserError."""
     figure, axes = plt.subplots()
@@ -91,11 +90,11 @@ def curves(folders: list[Path]) -> Path:
     return write(figure, folders[0] / "curves.png")
 
 
-def losses_of(metrics: list[dict], event: str, name: str) -> list[tuple]:
+def losses_of(metrics: list, event: str, name: str) -> list:
     return [(row["step"], row[name]) for row in metrics if row["event"] == event]
 
 
-def draw_lines(axes: plt.Axes, lines: dict[str, list]) -> None:
+def draw_lines(axes: plt.Axes, lines: dict) -> None:
     """{label: [(x, y), ...]}, with a legend of up to eight lines."""
     for label, points in lines.items():
         if points:
@@ -127,45 +126,35 @@ def maps(file: Path) -> Path | str:
     most = max(weights.max() for _, weights, _, _ in panels)
     norm = PowerNorm(0.5, 0, most)
     ticks = [0, 0.1 * most, 0.25 * most, 0.5 * most, most]  # apart by the root
-    # two in a line, and the scale in the last cell or behind them: a phone is narrow
-    columns = min(2, len(panels))
-    lines = math.ceil(len(panels) / columns)
-    size = (2.9 * columns, 3.2 * lines)
-    figure, grid = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
-    for axes, (title, weights, gate, shown) in zip(grid.flat, panels, strict=False):
+    scale = {
+        "ticks": ticks,
+        "format": "%.2g",
+        "label": "size of the weight\n(colours by its root)",
+    }
+    figure, grid, spare = panel_grid(len(panels), 2.9, 3.2)
+    for axes, (title, weights, gate, shown) in zip(grid, panels, strict=True):
         image = axes.imshow(weights, cmap="cividis", norm=norm)
         axes.set_xlabel("key (position)")
         axes.set_title(title, fontsize=10)
         for kind, positions in shown["queries"].items():
-            axes.plot(
-                [-1.5] * len(positions),
-                positions,
-                ">",
-                color="#D55E00",
-                markersize=4,
-                label=f"{kind}s",
-            )
+            marks = {"color": "#D55E00", "markersize": 4, "label": f"{kind}s"}
+            axes.plot([-1.5] * len(positions), positions, ">", **marks)
         if gate.size:
             strip = axes.inset_axes((1.03, 0, 0.06, 1), sharey=axes)
             strip.imshow(gate[:, None], cmap="gray", vmin=0, vmax=1, aspect="auto")
             strip.axis("off")
             strip.set_title("gate", fontsize="small")
-    for axes in grid[:, 0]:
+    for axes in grid[::2]:
         axes.set_ylabel("query (position)")
-    label = "size of the weight\n(colours by its root)"
-    marks: dict = {"ticks": ticks, "format": "%.2g"}
-    spare = grid.flat[len(panels) :]
-    for axes in spare:
-        axes.set_axis_off()
-        scale = axes.inset_axes((0.1, 0.3, 0.8, 0.06))
-        figure.colorbar(image, cax=scale, orientation="horizontal", label=label, **marks)
-    if not len(spare):
-        figure.colorbar(image, ax=grid, label=label, **marks)
-    handles, names = grid.flat[0].get_legend_handles_labels()
-    if names and len(spare):
+    handles, names = grid[0].get_legend_handles_labels()
+    if spare:  # it has room for the scale and for what the marks are
+        bar = spare[0].inset_axes((0.1, 0.3, 0.8, 0.06))
+        figure.colorbar(image, cax=bar, orientation="horizontal", **scale)
         spare[0].legend(handles, names, loc="center", frameon=False, fontsize=12)
-    elif names:
-        grid.flat[0].legend(labelcolor="white", frameon=False)
+    else:
+        figure.colorbar(image, ax=grid, **scale)
+    if names and not spare:
+        grid[0].legend(labelcolor="white", frameon=False)
     return write(figure, file.with_name("maps.png"))
 
 
@@ -186,7 +175,7 @@ def page(folder: Path) -> Path:
     """Draws a run's page.png, a panel for each kind of number, and returns its path. Raises
     UserError for a run that has measured nothing yet."""
     title = str(folder)
-    panels: dict = {}  # {title: {label: [(x, y), ...]}}
+    panels = {}  # {title: {label: [(x, y), ...]}}
     metrics = read_jsonl(folder / "metrics.jsonl")
     if metrics:
         panels["Loss by step"] = {
@@ -205,24 +194,12 @@ def page(folder: Path) -> Path:
     if not panels:
         words = "has no metrics.jsonl (a run), meters.json or rows.jsonl (an experiment), or they "
         raise UserError(f"{folder}: {words}hold nothing yet")
-    columns = min(2, len(panels))
-    lines = math.ceil(len(panels) / columns)
-    figure, grid = plt.subplots(
-        lines,
-        columns,
-        figsize=(4 * columns, 3.2 * lines + 0.4),
-        squeeze=False,
-        layout="constrained",
-    )
-    for axes, (panel, lines_of) in zip(grid.flat, panels.items(), strict=False):
-        draw_lines(axes, lines_of)
+    figure, grid, _ = panel_grid(len(panels), 4, 3.2, extra=0.4)
+    for axes, (panel, lines) in zip(grid, panels.items(), strict=True):
+        draw_lines(axes, lines)
         axes.set_title(panel)
-        axes.set(xlabel="layer", ylabel=UNITS[panel])
+        axes.set(xlabel="step" if panel == "Loss by step" else "layer", ylabel=UNITS[panel])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if panel == "Loss by step":
-            axes.set_xlabel("step")
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
     figure.suptitle(title)
     return write(figure, folder / "page.png")
 
@@ -237,20 +214,17 @@ UNITS = {
 }
 
 
-def numbers_of(layer: dict) -> dict[str, dict]:
+def numbers_of(layer: dict) -> dict:
     """{panel: {label: number}} of the meters of one layer, means over its heads."""
     sink, residual = layer["sink"], layer["residual"]
+    mean = probe.mean_of([sink], "share")
     heads = {f"head {i}": x for i, x in enumerate(sink["share"])}
     found = [x for x in sink["share"] if x is not None]
     if len(heads) > 8 and found:  # so many lines cannot be told apart
-        mean = probe.mean_of([sink], "share")
         heads = {"highest head": max(found), "mean": mean, "lowest head": min(found)}
     return {
         "Weight of each head on token 0": heads,
-        "Token 0": {
-            "weight": probe.mean_of([sink], "share"),
-            "effective sink": probe.mean_of([sink], "effective"),
-        },
+        "Token 0": {"weight": mean, "effective sink": probe.mean_of([sink], "effective")},
         "Value norm of token 0": {"over the median": probe.mean_of([sink], "value_norm")},
         "Gate": probe.mean_by_position([layer], "mean"),
         "Residual stream": {

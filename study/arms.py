@@ -56,7 +56,13 @@ def refuse(is_wrong: object, words: str) -> None:
         raise UserError(words)
 
 
-def check_named(label: str, names: Iterable[str], choices: Iterable[str]) -> None:
+def check_entry(value: object, rule: object, name: str = "") -> None:
+    """Raises UserError for a value that breaks a rule of rules.wrong_field."""
+    wrong = wrong_field(value, rule, name)
+    refuse(wrong, str(wrong))
+
+
+def check_named(label: str, names: Iterable, choices: Iterable) -> None:
     """Raises UserError for a name that is not one of the config's own names of arms or claims."""
     for name in names:
         configurator.check_choice(label, name, list(choices) or ["(there are none)"])
@@ -66,27 +72,28 @@ def arm_name(mixer: str, variant: str) -> str:
     return mixer if variant == "none" else f"{mixer} {variant}"
 
 
-def all_arms(config) -> dict[str, dict]:
+def all_arms(config) -> dict:
     """{arm: its keys}: mixers x variants, then config.arms; one that has the name of a product adds
     keys to it."""
     words = "mixers, variants: arms are the product of both; give the other one, too"
     refuse(bool(config.mixers) != bool(config.variants), words)
     twice = sorted(set(config.variants) & set(config.arms))
     refuse(twice, f"arms, variants: both have {', '.join(twice)}; rename one of them")
-    arms: dict[str, dict] = {}
+    arms = {}
     for mixer in config.mixers:
         for variant, keys in config.variants.items():
             only = keys.get("mixers", config.mixers)
             check_named(f"variants: {variant}: mixers", only, config.mixers)
             if mixer in only:
-                of_variant = {name: value for name, value in keys.items() if name != "mixers"}
-                arms[arm_name(mixer, variant)] = {"attention": mixer} | of_variant
+                arm = {"attention": mixer} | keys
+                arm.pop("mixers", None)
+                arms[arm_name(mixer, variant)] = arm
     for name, keys in config.arms.items():
         arms[name] = arms.get(name, {}) | keys
     return arms
 
 
-def arms_named(config, names: Iterable[str]) -> list[str]:
+def arms_named(config, names: Iterable) -> list:
     """The arms that the names stand for: those of a variant in every mixer that has it, or the arm
     itself."""
     arms = []
@@ -99,18 +106,17 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
     return arms
 
 
-def weights_of(text: str) -> dict[str, float]:
+def weights_of(text: str) -> dict:
     """{name: weight} of a sum such as "0.5 * none - headwise". Raises UserError."""
     words = text.strip()
     signed = f"- {words[1:]}" if words.startswith("-") else f"+ {words}"
     parts = re.split(r"(?:^| )([+-]) ", signed)[1:]
-    weights: dict[str, float] = {}
+    weights = {}
     for sign, term in zip(parts[::2], parts[1::2], strict=True):
         weight, _, name = term.rpartition(" * ")
         is_wrong = name in weights or not WEIGHT.fullmatch(weight)
-        refuse(
-            is_wrong, f"{show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
-        )
+        words = "write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
+        refuse(is_wrong, f"{show(text)}: {words}")
         weights[name] = float(Fraction(sign + (weight or "1")))
     return weights
 
@@ -124,20 +130,19 @@ def with_base(base: dict, claim: dict) -> dict:
     return base | claim
 
 
-def all_claims(config) -> dict[str, dict]:
+def all_claims(config) -> dict:
     """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one
     of arms."""
-    claims: list[tuple[str, dict]] = []
+    claims = []
     for name, claim in config.claims.items():
         with about(f"claims: {name}"):
             claims += written_out(config, name, with_base(config.claim_base, claim))
     return configurator.refuse_twice(claims)
 
 
-def written_out(config, name: str, claim: dict) -> list[tuple[str, dict]]:
+def written_out(config, name: str, claim: dict) -> list:
     """[(name, claim about arms)] that a claim stands for."""
-    wrong = wrong_field(claim, CLAIM)
-    refuse(wrong, str(wrong))
+    check_entry(claim, CLAIM)
     check_named("it", claim, [part.rstrip("?") for part in CLAIM])
     weights = weights_of(claim["contrast"])
     kinds = {"pool", "each"} & claim.keys()
@@ -147,24 +152,22 @@ def written_out(config, name: str, claim: dict) -> list[tuple[str, dict]]:
     words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
     refuse(is_wrong, words)
     (kind,) = kinds
-    mixers = claim[kind]
+    mixers = claim.pop(kind)
     if isinstance(mixers, str):
         pool = weights_of(mixers)
     else:
-        wrong = wrong_field(mixers, NAMES, kind)
-        refuse(wrong, str(wrong))
+        check_entry(mixers, NAMES, kind)
         pool = dict.fromkeys(mixers, 1 / len(set(mixers)))
     check_named(kind, pool, config.mixers)
     check_named("contrast", weights, config.variants)
     groups = [(name, pool)]
     if kind == "each":
         groups = [(name.replace(PLACE, mixer), {mixer: 1.0}) for mixer in mixers]
-    others = {key: value for key, value in claim.items() if key != kind}
     claims = []
     for group_name, group in groups:
         contrast = {}
         for mixer, share in group.items():
             for variant, weight in weights.items():
                 contrast[arm_name(mixer, variant)] = share * weight
-        claims.append((group_name, others | {"contrast": contrast}))
+        claims.append((group_name, claim | {"contrast": contrast}))
     return claims

@@ -6,8 +6,8 @@ stats.py has the tests and intervals.
 
 import itertools
 import math
-import statistics
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
 from base import configurator
 from base.configurator import UserError
@@ -46,15 +46,19 @@ SHARES = {"share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "g
 SHARES |= {"induction"}
 
 
-def convert(value: float, unit: str) -> float:
+def convert(value: float | None, unit: str) -> float | None:
     """A number of the rows in a unit."""
+    if value is None:
+        return None
     if unit in RATIOS:
         return math.exp(value)
     return 100 * value if unit in PERCENT else value
 
 
-def in_unit(value: float, unit: str) -> str:
-    return f"{convert(value, unit):{UNITS[unit]}}"
+def with_interval(mean: float, low: float | None, high: float | None, unit: str) -> str:
+    """A mean and its interval, if it has one, which are given in the unit."""
+    form = UNITS[unit]
+    return f"{mean:{form}}" if low is None else f"{mean:{form}} ({low:{form}} to {high:{form}})"
 
 
 def effect_format(unit: str) -> str:
@@ -62,7 +66,7 @@ def effect_format(unit: str) -> str:
     return ".2f" if unit == "steps" else UNITS[unit]
 
 
-def unit_of(of: Sequence, weights: dict[str, float]) -> str:
+def unit_of(of: Sequence, weights: dict) -> str:
     """The unit that the numbers of a claim are shown in, one of UNITS."""
     if of[0] == "log_steps" and abs(sum(weights.values())) > 1e-9:
         return "steps"
@@ -81,7 +85,7 @@ def unit_of(of: Sequence, weights: dict[str, float]) -> str:
 # -- What a claim asks, and what it can show -------------------------------------------------------
 
 
-def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
+def seeds_of_claim(config, weights: dict) -> list:
     """The seeds that all arms of a contrast are run with."""
     seeds = config.seeds
     for arm in weights:
@@ -90,30 +94,21 @@ def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
     return seeds
 
 
-def questions(config) -> list[dict]:
-    """[{claim, of, unit, rule, weights, seeds, exploratory, family, tests}] of each claim; rule:
-    the claim. All claims that are declared are one family, and all exploratory ones another, but
-    for those that name a smaller one. tests: [(name and sides as in stats.tests_of, smallest p after
-    Holm, size of the family)]."""
-    asked: list[dict] = []
-    families: dict[tuple, list] = {}
-    for name, rule in config.claims.items():
-        weights, path = rule["contrast"], rule.get("of", [config.metric])
-        is_exploratory = rule.get("exploratory", False)
-        question = {
-            "claim": name,
-            "of": path,
-            "unit": unit_of(path, weights),
-            "rule": rule,
-            "weights": weights,
-            "seeds": seeds_of_claim(config, weights),
-            "exploratory": is_exploratory,
-            "family": (is_exploratory, rule.get("family")),
-            "tests": [],
-        }
+def questions(config) -> list:
+    """Each claim with all that it asks: its keys, and claim (its name), of, exploratory, unit,
+    seeds, and tests: [(name and sides as in stats.tests_of, smallest p after Holm, size of the
+    family)]."""
+    asked = []
+    families = {}
+    for name, claim in config.claims.items():
+        question = {"of": [config.metric], "exploratory": False} | claim
+        question["claim"] = name
+        question["unit"] = unit_of(question["of"], claim["contrast"])
+        question["seeds"] = seeds_of_claim(config, claim["contrast"])
+        question["tests"] = []
         asked.append(question)
-        family = families.setdefault(question["family"], [])
-        for test, sides in stats.tests_of(rule):
+        family = families.setdefault(family_of(question), [])
+        for test, sides in stats.tests_of(claim):
             least = stats.smallest_p(len(question["seeds"]), sides)
             family.append((question, test, sides, least))
     for family in families.values():
@@ -121,6 +116,12 @@ def questions(config) -> list[dict]:
         for (question, test, sides, _), p in zip(family, corrected, strict=True):
             question["tests"].append((test, sides, p, len(family)))
     return asked
+
+
+def family_of(question: dict) -> tuple:
+    """What the claims of a family share. All that are declared are one, and all exploratory ones
+    another, but for those that name a smaller one."""
+    return question["exploratory"], question.get("family")
 
 
 def check_reach(config) -> None:
@@ -138,15 +139,15 @@ def check_reach(config) -> None:
             raise UserError(f"claims: {question['claim']}: {few}, {words}")
 
 
-def reach_table(config, rows: list[dict]) -> Table | None:
+def reach_table(config, rows: list) -> Table | None:
     """A line per test of a claim: what it can show in 80% of cases, from the spread of the compared
     rows there are, or from `pair_spread`."""
     lines = []
     for question in questions(config):
-        n, weights, unit = len(question["seeds"]), question["weights"], question["unit"]
+        n, weights, unit = len(question["seeds"]), question["contrast"], question["unit"]
         values = list(stats.contrast(rows, weights, question["of"]).values())
         if len(values) > 1 and not stats.are_identical(values):
-            spread = statistics.stdev(values)
+            spread = stdev(values)
             source = f"{spread:.3g}, of {len(values)} seeds"
         else:  # pair_spread is of a pair; arms are taken to differ independently
             squares = sum(weight**2 for weight in weights.values())
@@ -170,24 +171,23 @@ def reach_table(config, rows: list[dict]) -> Table | None:
 # -- What the rows say -----------------------------------------------------------------------------
 
 
-def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
-    """Every question with what stats.judge finds out about it, and by_seed, missing, lost (see
-    `unseen`), p_all, modes and flags, what a reader must know beside the verdict. choices: of
-    learning rates, as plan.choose_rates gives them."""
+def judge_claims(config, rows: list, choices: Sequence = ()) -> list:
+    """Every question with what stats.judge finds out about it, and by_seed: its values, missing
+    and lost: seeds without one (see `unseen`), p_all, modes, and flags: what a reader must know
+    beside the verdict. choices: of learning rates, as plan.choose_rates gives them."""
     judged = []
-    families: dict[tuple, list] = {}
+    families = {}
     for question in questions(config):
-        values = stats.contrast(rows, question["weights"], question["of"])
-        result = question | {"by_seed": values, "modes": None} | unseen(rows, question, values)
+        values = stats.contrast(rows, question["contrast"], question["of"])
+        missing, lost = unseen(rows, question, values)
+        result = question | {"by_seed": values, "missing": missing, "lost": lost, "modes": None}
         judged.append(result)
-        if "in" in question["rule"] and (result["missing"] or not values):
-            result |= {"verdict": "not run", "threshold": question["rule"]["above"]}
+        if "in" in result and (missing or not values):
+            result |= {"verdict": "not run", "threshold": result["above"]}
         else:
-            families.setdefault(question["family"], []).append(result)
+            families.setdefault(family_of(result), []).append(result)
     for family in families.values():
-        asked: list[tuple] = [
-            (list(result["by_seed"].values()), result["rule"]) for result in family
-        ]
+        asked = [(list(result["by_seed"].values()), result) for result in family]
         for result, numbers in zip(family, stats.judge(asked), strict=True):
             result.update(numbers)
     correct_over_all(judged)
@@ -196,18 +196,18 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
     return judged
 
 
-def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) -> list[str]:
+def flags_of(config, result: dict, rows: list, choices: Sequence) -> list:
     """What a reader must know beside the verdict. Makes a claim exploratory that was looked at in a
     way that was not declared, and adds its modes."""
     flags = []
     if result["lost"]:
-        flags.append(f"no value in seeds {', '.join(map(str, result['lost']))}")
+        flags.append(f"no value in seeds {listed(result['lost'])}")
     if result["verdict"] == "not run":
         return flags
     can_be_supported = any(p < stats.LEVEL for _, _, p, _ in result["tests"])
     if result["verdict"] == "inconclusive" and not can_be_supported:
         result["verdict"] = stats.UNDECIDABLE
-    arms: dict[str, list] = {arm: [] for arm in result["weights"]}
+    arms = {arm: [] for arm in result["contrast"]}
     for row in rows:
         if row["arm"] in arms:
             arms[row["arm"]].append(row)
@@ -218,10 +218,10 @@ def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) ->
     if holds and result.get("p_all", 0.0) >= stats.LEVEL:
         p = f"p is {result['p_all']:.2g} over all {result['n_all']} tests of the experiment"
         flags.append(f"in its family alone: {p}")
-    if "in" not in result["rule"]:
+    if "in" not in result:
         result["modes"] = modes_of(rows, result)
     if result["modes"] is not None:
-        flags.append(mean_of_two_modes(result["modes"]))
+        flags.append(in_words(result["modes"]))
     if result["of"] == ["accuracy"]:
         flags += ends_of_the_scale(config, arms)
     choosing = {config.rate_of.get(arm, arm) for arm in arms}
@@ -229,7 +229,7 @@ def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) ->
     return flags + unlike_pairs(arms) + unlike_rates(arms) + doubts(chosen)
 
 
-def correct_over_all(judged: list[dict]) -> None:
+def correct_over_all(judged: list) -> None:
     """Adds "p_all", the smallest p of a claim after Holm's correction over all confirmatory tests
     of the experiment, and "n_all", their number. A test that has not run counts, with p = 1.
     Exploratory claims get neither."""
@@ -244,57 +244,60 @@ def correct_over_all(judged: list[dict]) -> None:
             result["n_all"] = len(tests)
 
 
-def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> dict[str, list[int]]:
-    """The seeds without a value: "missing" where a run has no row; "lost" where all have one, but
-    one lacks the number, as that of a run that was not finite does."""
-    arms_of: dict[int, set] = {}
-    for row in rows:
-        arms_of.setdefault(row["seed"], set()).add(row["arm"])
+def unseen(rows: list, question: dict, values: dict) -> tuple:
+    """(missing, lost): the seeds without a value, where a run has no row, and where all have one,
+    but one lacks the number, as that of a run that was not finite does."""
+    ran = {(row["arm"], row["seed"]) for row in rows}
     missing, lost = [], []
     for seed in question["seeds"]:
-        if not question["weights"].keys() <= arms_of.get(seed, set()):
+        if any((arm, seed) not in ran for arm in question["contrast"]):
             missing.append(seed)
         elif seed not in values:
             lost.append(seed)
-    return {"missing": missing, "lost": lost}
+    return missing, lost
 
 
-def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
+def undeclared_looks(arms: dict, question: dict) -> list:
     """Why this is a look at the verdict that was not declared before the runs; empty if it is none.
-    One look is declared, when all seeds have run. A row holds the seeds that its arm was to be run
-    with: others were added later, and those that the config no longer has were left out. Older rows
-    do not hold them.
+    The declared look is the one when all seeds have run. A row holds the seeds that its arm was to
+    be run with (older rows do not). Seeds of the config that are not among them were added later,
+    and those of them that the config lacks were left out.
     """
     seeds = set(question["seeds"])
-    planned, ever = [], []
+    of_arms = []  # the seeds that each arm was ever to be run with
+    first = len(seeds)
     for of_arm in arms.values():
-        plans = [set(row.get("planned_seeds", seeds)) for row in of_arm]
-        ever.append(set().union(*plans))
-        planned += plans
+        ever = set()
+        for row in of_arm:
+            planned = set(row.get("planned_seeds", seeds))
+            ever |= planned
+            first = min(first, len(planned & seeds))
+        of_arms.append(ever)
     words = []
     if question["missing"]:
-        missing = ", ".join(map(str, question["missing"]))
-        words.append(f"a look before all seeds have run, without {missing}")
-    left_out = sorted(set.intersection(*ever) - seeds)
+        words.append(f"a look before all seeds have run, without {listed(question['missing'])}")
+    left_out = sorted(set.intersection(*of_arms) - seeds)
     if left_out:
-        words.append(f"seeds {', '.join(map(str, left_out))} were planned and are left out")
-    first = min(len(plan & seeds) for plan in planned)
+        words.append(f"seeds {listed(left_out)} were planned and are left out")
     if first < len(seeds):
-        words.append(
-            f"seeds were added to the {first} that were planned at first, without a declared look"
-        )
+        late = "without a declared look"
+        words.append(f"seeds were added to the {first} that were planned at first, {late}")
     return words
 
 
-def modes_of(rows: list[dict], question: dict) -> dict | None:
+def listed(seeds: list) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def modes_of(rows: list, question: dict) -> dict | None:
     """A claim's runs as a count, where its outcome has two modes: the split between them, how many
     seeds of each arm are over it, out of how many, and p of the sign test of two arms that are
     compared. {split, over, n, p}; None: the runs show no two modes. Of more than two arms, whose
     levels differ, the contrast itself is looked at."""
-    weights, by_seed, path = question["weights"], question["by_seed"], question["of"]
-    if len(weights) > 2:
-        unit, values = question["unit"], {"the contrast": list(by_seed.values())}
-    else:
+    weights, by_seed, path = question["contrast"], question["by_seed"], question["of"]
+    unit = question["unit"]
+    values = {"the contrast": list(by_seed.values())}
+    if len(weights) <= 2:
         unit, values = unit_of(path, {"an arm": 1.0}), {}
         for arm in weights:
             of_arm = stats.contrast(rows, {arm: 1.0}, path)
@@ -302,17 +305,19 @@ def modes_of(rows: list[dict], question: dict) -> dict | None:
     split = stats.two_modes(list(values.values()))
     if split is None:
         return None
-    is_over, over = [], {}
+    is_over = {}
     for name, of_name in values.items():
-        is_over.append([value > split for value in of_name])
-        over[name] = sum(is_over[-1])
+        is_over[name] = [value > split for value in of_name]
     is_a_difference = len(weights) == 2 and math.prod(weights.values()) < 0
-    p = stats.sign_test(*is_over) if is_a_difference else None
-    shown = in_unit(split, unit).lstrip("+")
-    return {"split": f"{shown} {unit}", "over": over, "n": len(by_seed), "p": p}
+    return {
+        "split": f"{convert(split, unit):{UNITS[unit]}} {unit}".lstrip("+"),
+        "over": {name: sum(of_name) for name, of_name in is_over.items()},
+        "n": len(by_seed),
+        "p": stats.sign_test(*is_over.values()) if is_a_difference else None,
+    }
 
 
-def mean_of_two_modes(modes: dict) -> str:
+def in_words(modes: dict) -> str:
     """What the seeds of an outcome with two modes are, since their mean is not."""
     counts = ", ".join(f"{name} {n}" for name, n in modes["over"].items())
     p = "" if modes["p"] is None else f" (sign test p {modes['p']:.2g})"
@@ -320,7 +325,7 @@ def mean_of_two_modes(modes: dict) -> str:
     return f"two modes, and a mean is neither: {said}"
 
 
-def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
+def ends_of_the_scale(config, arms: dict) -> list:
     """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no
     difference can be seen there."""
     script = script_of(config.prepare)
@@ -332,18 +337,15 @@ def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
         if not values:
             return []
         chance = script.chance(configurator.build(script.Config, rows[0]["data"]))
-        places.append((statistics.fmean(values) - chance) / (1 - chance))
+        places.append((fmean(values) - chance) / (1 - chance))
     if min(places) > TOP:
         return ["ceiling: all arms are at the top"]
     return ["floor: all arms are at chance"] if max(places) < BOTTOM else []
 
 
-def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
+def unlike_pairs(arms: dict) -> list:
     """What differs between the runs of a seed besides their keys. The commits may differ where the
     hash of the code that the numbers depend on does not. Older rows do not hold all of them."""
-    by_seed: dict[int, list] = {}
-    for row in itertools.chain(*arms.values()):
-        by_seed.setdefault(row["seed"], []).append(row)
     fields = {
         "commits": "code_sha256",
         "dtypes": "dtype",
@@ -352,17 +354,18 @@ def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
     }
     words = []
     for kind, field in fields.items():
-        n = 0
-        for rows in by_seed.values():
-            n += len({row.get(field) for row in rows} - {None}) > 1
+        by_seed = {}
+        for row in itertools.chain(*arms.values()):
+            by_seed.setdefault(row["seed"], set()).add(row.get(field))
+        n = sum(len(values - {None}) > 1 for values in by_seed.values())
         if n:
             words.append(f"mixed {kind} within {n} of {len(by_seed)} seeds")
     return words
 
 
-def unlike_rates(arms: dict[str, list[dict]]) -> list[str]:
+def unlike_rates(arms: dict) -> list:
     """The learning rates of arms of one mixer, where they are not the same."""
-    by_mixer: dict = {}
+    by_mixer = {}
     for arm, rows in sorted(arms.items()):
         by_mixer.setdefault(mixer_of(rows[0]), {})[arm] = rows[0]["config"].get("learning_rate")
     words = []
@@ -373,70 +376,74 @@ def unlike_rates(arms: dict[str, list[dict]]) -> list[str]:
     return words
 
 
-def doubts(choices: list[dict]) -> list[str]:
-    """Edge: a chosen rate is the lowest or the highest of those tried. Margin: the next best rate
-    is within a standard error of the difference, or one seed tells none. Rates: so few seeds that a
-    standard error says little."""
-    words, margins, few = [], [], []
-    at_edge: dict[float, list] = {}
+def doubts(choices: list) -> list:
+    """What to doubt of the chosen rates. Edge: one is the lowest or the highest of those tried.
+    Margin: the next best rate is within a standard error, which one seed does not have. Rates: the
+    seeds are so few that a standard error says little."""
+    margins, few = [], []
+    at_edge = {}
     for choice in choices:
         arm, rate = choice["arm"], choice["rate"]
         if rate is None:
             continue
         if choice["is_edge"]:
             at_edge.setdefault(rate, []).append(arm)
-        margin, error = choice.get("margin", math.inf), choice.get("error", math.nan)
+        other, margin, error = choice["other"], choice["margin"], choice["error"]
         if abs(margin) < error:
-            close = f"rate {rate:g} and {choice['other']:g} are within a standard error"
+            close = f"rate {rate:g} and {other:g} are within a standard error"
             margins.append(f"margin: {arm}'s {close}")
         elif math.isfinite(margin) and math.isnan(error):
-            over = f"rate {rate:g} over {choice['other']:g}"
+            over = f"rate {rate:g} over {other:g}"
             margins.append(f"margin: {arm}'s {over}: one seed does not tell what noise is")
         n = len(choice["values"][rate])
         if 1 < n < FEW_SEEDS:
             few = [f"rates: a standard error of {n} seeds, too few to tell"]
+    edges = []
     for rate, arms in at_edge.items():
         names = ", ".join(arms) if len(arms) < 4 else f"{len(arms)} arms"
-        words.append(f"edge: {names} chose {rate:g} at the end of the grid")
-    return words + margins + few
+        edges.append(f"edge: {names} chose {rate:g} at the end of the grid")
+    return edges + margins + few
 
 
 # -- How a claim is kept and shown -----------------------------------------------------------------
+
+
+# what claims.json keeps of a judged claim: numbers, which are shown in its unit, and others
+IN_UNIT = ("low", "high", "student_low", "student_high", "threshold", "within")
+IN_UNIT += ("detectable", "detectable_within")
+AS_THEY_ARE = ("p", "p_holm", "p_within_holm", "p_all", "over", "needed", "sides", "modes")
 
 
 def record(claim: dict) -> dict:
     """What claims.json keeps of a judged claim, with all numbers in its unit. null: an end that too
     few seeds leave open, and what a claim does not have. detectable: so far beyond the threshold;
     of ratios, steps: by this factor."""
-    rule, values = claim["rule"], claim["by_seed"]
+    values = claim["by_seed"]
 
     def shown(value: float | None) -> float | None:
         if value is None or not math.isfinite(value):
             return None
         return float(f"{convert(value, claim['unit']):.6g}")
 
-    numbers = ("low", "high", "student_low", "student_high", "threshold", "within")
-    numbers += ("detectable", "detectable_within")
-    plain = ("p", "p_holm", "p_within_holm", "p_all", "over", "needed", "sides", "modes")
     kept = {
         "name": claim["claim"],
         "of": " ".join(map(str, claim["of"])),
         "unit": claim["unit"],
         "verdict": claim["verdict"],
         "exploratory": claim["exploratory"],
-        "either_way": "other_than" in rule,
-        "family": rule.get("family"),
-        "family_reason": rule.get("family_reason") if "family" in rule else None,
+        "either_way": "other_than" in claim,
+        "family": claim.get("family"),
+        "family_reason": claim.get("family_reason") if "family" in claim else None,
         # sum and not fmean: the last digits of the files that are there
         "estimate": shown(sum(values.values()) / len(values)) if values else None,
     }
-    kept |= {name: shown(claim.get(name)) for name in numbers}
-    kept |= {name: claim.get(name) for name in plain}
+    kept |= {name: shown(claim.get(name)) for name in IN_UNIT}
+    kept |= {name: claim.get(name) for name in AS_THEY_ARE}
     kept["seeds"] = {str(seed): shown(value) for seed, value in values.items()}
     return kept | {"flags": claim["flags"]}
 
 
-def table(records: list[dict]) -> Table:
+def table(records: list) -> Table:
     """A line per claim, of what claims.json keeps of it; all numbers but p and seeds are in its
     unit."""
     title = """Claims: the mean over the seeds with its exact 95% interval (one-sided: two bounds;
@@ -447,7 +454,7 @@ tests of the experiment that were declared, and the effect or the band that 80% 
     return Table(title, header, [[one["name"], *cells_of(one)] for one in records])
 
 
-def verdicts(records: list[dict]) -> list[str]:
+def verdicts(records: list) -> list:
     """A line per claim: its verdict, and its mean and interval in its unit."""
     lines = []
     for one in records:
@@ -456,7 +463,7 @@ def verdicts(records: list[dict]) -> list[str]:
     return lines
 
 
-def cells_of(one: dict) -> list[str]:
+def cells_of(one: dict) -> list:
     """The cells of a claim's line behind its name."""
     unit, n = one["unit"], str(len(one["seeds"]))
     verdict = "exploratory: " * one["exploratory"] + one["verdict"]
@@ -466,9 +473,7 @@ def cells_of(one: dict) -> list[str]:
     low, high = one["low"], one["high"]
     if None in (low, high):
         low, high = one["student_low"], one["student_high"]
-    mean = f"{one['estimate']:{form}}"
-    if low is not None:
-        mean += f" ({low:{form}} to {high:{form}})"
+    mean = with_interval(one["estimate"], low, high, unit)
     asked = []
     if one["threshold"] is not None:
         word = "other than" if one["either_way"] else "over"
@@ -483,16 +488,16 @@ def cells_of(one: dict) -> list[str]:
     return [verdict, mean, ", ".join(asked), unit, p, over_all, effects.replace("+", ""), n]
 
 
-def numbers_in(one: dict, names: Sequence[str], form: str) -> str:
+def numbers_in(one: dict, names: Sequence, form: str) -> str:
     """The numbers of these names that a claim has, or "-"."""
     numbers = [f"{one[name]:{form}}" for name in names if one.get(name) is not None]
     return ", ".join(numbers) or "-"
 
 
-def remarks(records: list[dict]) -> str:
+def remarks(records: list) -> str:
     """A line per flag and per reason of a smaller family, with the claims that have it: what a
     reader must know beside the numbers."""
-    names: dict[str, list] = {}
+    names = {}
     for one in records:
         words = list(one["flags"])
         if one["family_reason"]:

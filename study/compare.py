@@ -15,10 +15,10 @@ docs/verdict.md has an example.
 import csv
 import io
 import math
-import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev, variance
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Config:
     seed: str = key("seed", "JSON lines and CSV: the column of the seeds")
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list) -> None:
     config = configurator.load(
         Config, argv, positional="files"
     )
@@ -51,13 +51,11 @@ def main(argv: list[str]) -> None:
         words = "files: name two, the numbers before a change and after it"
         raise UserError(f"{len(config.files)} {words}")
     before, after = config.files
-    result = compare(
-        read_numbers(before, config.of, config.seed), read_numbers(after, config.of, config.seed)
-    )
-    print(sentence(result, before, after, config.of))
+    numbers = [read_numbers(file, config.of, config.seed) for file in config.files]
+    print(sentence(compare(*numbers), before, after, config.of))
 
 
-def read_numbers(file: str, of: str | None, seed: str) -> dict[str, float]:
+def read_numbers(file: str, of: str | None, seed: str) -> dict:
     """{seed: number} of a file; seeds are "#1", "#2" ... where it has none. Raises UserError."""
     if file.endswith(".jsonl"):
         return of_rows(read_jsonl(file), file, of, seed)
@@ -69,10 +67,10 @@ def read_numbers(file: str, of: str | None, seed: str) -> dict[str, float]:
         found = {f"#{i}": value for i, value in enumerate(found, 1)}
     if not isinstance(found, dict) or not found:
         raise UserError(f"{file}: must be a list of numbers, or an object of seeds and numbers")
-    return {str(name): number(value, file, name) for name, value in found.items()}
+    return {name: number(value, file, name) for name, value in found.items()}
 
 
-def of_rows(rows: list[dict], file: str, of: str | None, seed: str) -> dict[str, float]:
+def of_rows(rows: list, file: str, of: str | None, seed: str) -> dict:
     """{seed: number} of rows with a column for each. Raises UserError."""
     if of is None:
         names = [name for name in (rows[0] if rows else {}) if name != seed]
@@ -103,45 +101,44 @@ def number(value: Any, file: str, name: str) -> float:
     return found
 
 
-def compare(before: dict[str, float], after: dict[str, float]) -> dict:
+def compare(before: dict, after: dict) -> dict:
     """What the numbers say of a difference: verdict, n (of each group), is_paired, difference
     (after minus before), low and high (None: open), p and the least that so few numbers can give,
     could_see (None: nothing to tell)."""
-    names = [*before, *after]
-    has_seeds = not any(name.startswith("#") for name in names)
+    has_seeds = not any(name.startswith("#") for name in before)
     is_paired = has_seeds and before.keys() == after.keys()
-    difference = statistics.fmean(after.values()) - statistics.fmean(before.values())
-    result: dict = {"is_paired": is_paired, "n": (len(before), len(after))}
-    result |= {"difference": difference, "verdict": stats.UNDECIDABLE}
-    result |= dict.fromkeys(("low", "high", "p", "least_p", "could_see"))
-    if min(result["n"]) < 2:
-        return result
-    if is_paired:
+    difference = fmean(after.values()) - fmean(before.values())
+    result: dict = {
+        "is_paired": is_paired,
+        "n": (len(before), len(after)),
+        "difference": difference,
+    }
+    result |= {"low": None, "high": None, "p": None, "least_p": 1.0, "could_see": None}
+    if min(result["n"]) > 1 and is_paired:
         result |= of_pairs([after[name] - before[name] for name in before])
-    else:
+    elif min(result["n"]) > 1:
         result |= of_groups(list(before.values()), list(after.values()))
-    if result["least_p"] < stats.LEVEL:
-        is_seen = result["p"] < stats.LEVEL
-        result["verdict"] = "supported" if is_seen else "inconclusive"
-    return result
+    if result["least_p"] >= stats.LEVEL:
+        return result | {"verdict": stats.UNDECIDABLE}
+    is_seen = result["p"] < stats.LEVEL
+    return result | {"verdict": "supported" if is_seen else "inconclusive"}
 
 
-def of_pairs(values: list[float]) -> dict:
+def of_pairs(values: list) -> dict:
     """The sign-flip test of the differences of each seed, its interval, and what it could have
     seen."""
-    n = len(values)
     low, high = stats.interval(values)
-    seen = statistics.stdev(values) * stats.detectable(n, stats.LEVEL / 2)[0]
+    seen = stdev(values) * stats.detectable(len(values), stats.LEVEL / 2)[0]
     return {
         "low": low,
         "high": high,
         "p": stats.sign_flip_test(values),
-        "least_p": stats.smallest_p(n),
+        "least_p": stats.smallest_p(len(values)),
         "could_see": seen if 0 < seen < math.inf else None,
     }
 
 
-def of_groups(before: list[float], after: list[float]) -> dict:
+def of_groups(before: list, after: list) -> dict:
     """The permutation test of two independent groups, Welch's interval, and what a t-test of them
     could have seen."""
     n, m = len(before), len(after)
@@ -153,7 +150,7 @@ def of_groups(before: list[float], after: list[float]) -> dict:
 
     test = scipy.stats.permutation_test((after, before), difference, n_resamples=PATTERNS, rng=0)
     result = {"p": float(test.pvalue), "least_p": 2 / min(math.comb(n + m, n), PATTERNS)}
-    spread = math.sqrt(statistics.variance(before) / n + statistics.variance(after) / m)
+    spread = math.sqrt(variance(before) / n + variance(after) / m)
     if spread > 0:
         welch = scipy.stats.ttest_ind(after, before, equal_var=False)
         ends = welch.confidence_interval()
@@ -165,25 +162,23 @@ def of_groups(before: list[float], after: list[float]) -> dict:
 
 def sentence(result: dict, before: str, after: str, of: str | None) -> str:
     """What `compare` found, in words."""
-    change, low, high, p = (result[name] for name in ("difference", "low", "high", "p"))
+    change, low, p, seen = (result[name] for name in ("difference", "low", "p", "could_see"))
     n, m = result["n"]
     direction = "higher" if change > 0 else "lower"
     said = f"{result['verdict']}: {of or 'the mean'} of {after} is {abs(change):.4g} {direction}"
     said += f" than of {before}; "
     if low is not None:
-        said += f"95% interval of the difference {low:+.4g} to {high:+.4g}; "
+        said += f"95% interval of the difference {low:+.4g} to {result['high']:+.4g}; "
+    runs, test = f"{n} runs before and {m} after, not paired", "permutation test"
     if result["is_paired"]:
         runs, test = f"{n} paired seeds", "exact sign-flip test"
-    else:
-        runs, test = f"{n} runs before and {m} after, not paired", "permutation test"
     said += f"{runs}." if p is None else f"{runs}, p {p:.2g} ({test})."
     if result["verdict"] == stats.UNDECIDABLE:
         least = "no p at all" if p is None else f"no p under {result['least_p']:.2g}"
         few = "another seed alone may have made this difference"
-        return f"{said} So few runs can give {least}: {few}. Add seeds."
-    if result["could_see"] is not None:
-        seen = f"would see a difference of {result['could_see']:.4g}"
-        said += f" 80% of such comparisons {seen}."
+        said += f" So few runs can give {least}: {few}. Add seeds."
+    elif seen is not None:
+        said += f" 80% of such comparisons would see a difference of {seen:.4g}."
     return said
 
 

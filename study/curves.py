@@ -33,13 +33,15 @@ def steps_to(row: dict, *where: Any) -> int | None:
     """The first evaluated step with an accuracy over a threshold, or a loss under it; None if there
     is none, or if the run was not finite. where: the threshold, or a part of the text, as in the
     row's "loss", and the threshold of its loss."""
+    if not row["finite"]:
+        return None
     *part, threshold = where
-    points, is_loss = row["curve"], row.get("metric") == "val_loss"
+    points, sign = row["curve"], -1 if row.get("metric") == "val_loss" else 1
     if part:
         points = [(point["step"], point.get(part[0])) for point in row.get("loss_curve", [])]
-        is_loss = True
-    for step, value in points if row["finite"] else []:
-        if value is not None and (value < threshold if is_loss else value > threshold):
+        sign = -1
+    for step, value in points:
+        if value is not None and sign * value > sign * threshold:
             return step
     return None
 

@@ -22,7 +22,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 COLOURS += ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 
 
-def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
+def arm_looks(variants: Iterable) -> dict:
     """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel of a
     figure: black for the arm without a gate, and a colour for each other one, dashed when the
     colours are used up."""
@@ -34,13 +34,27 @@ def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
     return looks
 
 
+def panel_grid(n: int, width: float, height: float, extra: float = 0.0, **keys) -> tuple:
+    """(figure, n axes, the spare ones behind them): two in a line, since a phone is narrow. The
+    sizes are those of a panel; the figure is higher by `extra`."""
+    columns = min(2, n)
+    lines = math.ceil(n / columns)
+    size = (width * columns, height * lines + extra)
+    figure, grid = plt.subplots(
+        lines, columns, figsize=size, squeeze=False, layout="constrained", **keys
+    )
+    for axes in grid.flat[n:]:
+        axes.set_axis_off()
+    return figure, list(grid.flat[:n]), list(grid.flat[n:])
+
+
 def curve_panels(
-    panels: dict[str, dict[str, list]],
-    looks: dict[str, dict],
+    panels: dict,
+    looks: dict,
     path: Path,
     *,
     title: str,
-    ylabel: str = "",
+    ylabel: str,
     ylim: tuple = (None, None),
     sharey: bool = True,
     zero: bool = False,
@@ -56,20 +70,12 @@ def curve_panels(
     keys of its lines}.
     """
     panels = parts_of(panels)
-    columns = min(2, len(panels))  # a phone is narrow
-    lines = math.ceil(len(panels) / columns)
-    width, height = (6.6, 4.2) if len(panels) == 1 else (3.5, 2.7)
-    figure, grid = plt.subplots(
-        lines,
-        columns,
-        figsize=(width * columns, height * lines + 1),
-        squeeze=False,
-        sharex=True,
-        sharey=sharey,
-        layout="constrained",
-    )
+    is_one = len(panels) == 1
+    width, height = (6.6, 4.2) if is_one else (3.5, 2.7)
+    shares = {"sharex": True, "sharey": sharey}
+    figure, grid, spare = panel_grid(len(panels), width, height, extra=1, **shares)
     named = {}  # each label of the panels once
-    for axes, (name, curves_of) in zip(grid.flat, panels.items(), strict=False):
+    for axes, (name, curves_of) in zip(grid, panels.items(), strict=True):
         for label, curves in curves_of.items():
             draw_curves(axes, curves, label, looks[label])
         axes.set_title(name, fontsize=10)
@@ -78,27 +84,25 @@ def curve_panels(
         # the panels below and to the left may be none
         axes.tick_params(labelbottom=True, labelleft=True)
         dress(axes)
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)
-    for axes in grid.flat[: len(panels)]:  # behind all curves: limits stop where they are set
+        handles, labels = axes.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
+    for axes in grid:  # behind all curves: limits stop where they are set
         axes.set_ylim(*ylim)
-    figure.suptitle(textwrap.fill(title, 32 * columns if columns > 1 else 60), fontsize=12)
-    for axes in grid[-1]:  # figure.supxlabel would be hidden by the legend
+    figure.suptitle(textwrap.fill(title, 60 if is_one else 64), fontsize=12)
+    last_line = figure.axes[-1:] if is_one else figure.axes[-2:]
+    for axes in last_line:  # figure.supxlabel would be hidden by the legend
         axes.set_xlabel("step (thin: a seed, thick: the mean)", fontsize=9)
     figure.supylabel(ylabel, fontsize=10)
-    spare = grid.flat[len(panels) :]
-    for axes in spare:
-        axes.set_axis_off()
-    place: dict = {"frameon": False, "fontsize": 10}
-    if len(spare):
-        spare[0].legend(named.values(), named.keys(), loc="center", **place)
+    legend = {"frameon": False, "fontsize": 10, "handles": named.values(), "labels": named.keys()}
+    if spare:
+        spare[0].legend(loc="center", **legend)
     else:
-        place |= {"loc": "outside lower center", "ncols": min(len(named), 2 * columns)}
-        figure.legend(named.values(), named.keys(), **place)
+        columns = min(len(named), 2 if is_one else 4)
+        figure.legend(loc="outside lower center", ncols=columns, **legend)
     return write(figure, path)
 
 
-def parts_of(panels: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:
+def parts_of(panels: dict) -> dict:
     """The panels, those of more than eight arms in parts of at most eight, each with the first."""
     parts = {}
     for title, curves_of in panels.items():
@@ -106,16 +110,15 @@ def parts_of(panels: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:
         if len(others) < 8:
             parts[title] = curves_of
             continue
-        n_parts = math.ceil(len(others) / 7)
-        size = math.ceil(len(others) / n_parts)
-        for i in range(n_parts):
-            shown = [first, *others[i * size : (i + 1) * size]]
-            name = f"{title} ({i + 1} of {n_parts})"
-            parts[name] = {label: curves_of[label] for label in shown}
+        n = math.ceil(len(others) / 7)
+        size = math.ceil(len(others) / n)
+        for i in range(n):
+            labels = [first, *others[i * size : (i + 1) * size]]
+            parts[f"{title} ({i + 1} of {n})"] = {label: curves_of[label] for label in labels}
     return parts
 
 
-def draw_curves(axes: plt.Axes, curves: list[list[tuple]], label: str, look: dict) -> None:
+def draw_curves(axes: plt.Axes, curves: list, label: str, look: dict) -> None:
     """The curves of the seeds of an arm, and their mean."""
     steps = sorted({step for step, _ in itertools.chain(*curves)})
     by_seed = []
@@ -126,7 +129,7 @@ def draw_curves(axes: plt.Axes, curves: list[list[tuple]], label: str, look: dic
     axes.plot(steps, means, linewidth=2.2, label=label, **look)
 
 
-def last_before(curve: list[tuple], step: float) -> float | None:
+def last_before(curve: list, step: float) -> float | None:
     """The value at a step, or the last one before it."""
     return next((y for x, y in reversed(curve) if x <= step), None)
 

@@ -49,7 +49,7 @@ MARK = re.compile(r"<!-- (\w+): ([^>]+?) -->(.*?)<!-- end -->", re.DOTALL)
 SHOWN_FLAGS = ("two modes", "a look", "seeds", "no value", "ceiling", "floor")
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list) -> None:
     if argv:
         raise UserError("study/pages.py takes no keys: it writes the pages of results/ again")
     for name in PAGES:
@@ -97,23 +97,23 @@ def written(kind: str, what: str) -> str:
     raise UserError("the marks are claims, claim, verdict, mean, minutes, table")
 
 
-def claims_of(experiment: str) -> list[dict]:
+def claims_of(experiment: str) -> list:
     return read_json(ROOT / "results" / experiment / "claims.json")["claims"]
 
 
-def claims_table(records: list[dict]) -> str:
+def claims_table(records: list) -> str:
     """A line per claim, then the flags that a reader must know."""
     header = ["claim", "asked", "mean (95% interval)", "unit", "verdict", "p (Holm)"]
     header += ["p over all", "could see", "seeds"]
     lines = [header, ["---"] * len(header)]
-    notes: dict[str, list] = {}
+    notes = {}
     for one in records:
-        _, mean, asked, unit, p, over_all, seen, n = claims.cells_of(one)
+        _, mean, asked, unit, *numbers = claims.cells_of(one)
         asked = re.sub(r"[+]?\b0[.]0+\b", "0", asked).replace("+", "")
         if one["sides"] == 1:
             asked += ", one-sided"
         name = html.escape(one["name"], quote=False)
-        lines.append([name, asked, mean, unit, verdict_of(one), p, over_all, seen, n])
+        lines.append([name, asked, mean, unit, verdict_of(one), *numbers])
         for flag in one["flags"]:
             if flag.startswith(SHOWN_FLAGS):
                 notes.setdefault(flag, []).append(name)
@@ -160,11 +160,9 @@ def mean_of(what: str) -> str:
     if not values:
         raise UserError("no seed has these numbers")
     unit = claims.unit_of(path, weights)
-    mean = claims.in_unit(fmean(values), unit)
-    low, high = stats.interval(values)
-    if low is None:
-        return mean
-    return f"{mean} ({claims.in_unit(low, unit)} to {claims.in_unit(high, unit)})"
+    numbers = [fmean(values), *stats.interval(values)]
+    mean, low, high = (claims.convert(number, unit) for number in numbers)
+    return claims.with_interval(mean, low, high, unit)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Plan:
     others: the rows of no such run; unscored: the finite rows that lack a score.
     """
 
-    def __init__(self, config, rows: list[dict]):
+    def __init__(self, config, rows: list):
         by_text = {text_of(row): row for row in rows}
         self.choices = choose_rates(config, rows)
         self.compared = runs_of(config, rates_of(config, self.choices))
@@ -41,13 +41,13 @@ class Plan:
         self.done = [by_text[text] for text in known if text in by_text]
         self.others = [row for text, row in by_text.items() if text not in known]
         self.shown, self.unscored = [], []
-        for text in map(text_of, self.compared):
-            if text in by_text:
-                row = by_text[text]
-                scores = scores_of(config, row)
-                self.shown.append(row | {"scores": scores})
-                if row["finite"] and scores.keys() != wanted_scores(config, row["arm"]).keys():
-                    self.unscored.append(row)
+        for row in self.done:
+            if "purpose" in row:
+                continue
+            scores = scores_of(config, row)
+            self.shown.append(row | {"scores": scores})
+            if row["finite"] and scores.keys() != wanted_scores(config, row["arm"]).keys():
+                self.unscored.append(row)
 
     def more(self) -> str:
         """What to say behind the number of runs."""
@@ -55,30 +55,25 @@ class Plan:
         return "; more follow when learning rates are chosen" if waits else ""
 
 
-def runs_of(config, rates: dict[str, float | None]) -> list[dict]:
+def runs_of(config, rates: dict) -> list:
     """Every run of the seeds, those of first_arms first. rates: {arm: learning rate, or None for
     that of its keys} of the arms that are run."""
-    late = [arm for arm in config.arms if arm not in config.first_arms]
-    early = [arm for arm in config.arms if arm in config.first_arms]
     runs = []
-    for arms in (early, late):
-        for seed in config.seeds:
-            for arm in arms:
-                if arm in rates and seed in config.seeds_of.get(arm, config.seeds):
-                    runs.append(make_run(config, seed, arm, rates[arm]))
-    return runs
+    for seed in config.seeds:
+        for arm in config.arms:
+            if arm in rates and seed in config.seeds_of.get(arm, config.seeds):
+                runs.append(make_run(config, seed, arm, rates[arm]))
+    return sorted(runs, key=lambda run: run["arm"] not in config.first_arms)
 
 
-def make_run(config, seed: int, arm: str, rate: float | None, purpose: str | None = None) -> dict:
+def make_run(config, seed: int, arm: str, rate: float | None) -> dict:
     """A run as it stands in its row: arm, seed, data, keys of train.py and, of a branch, where it
     begins."""
     keys = config.base | config.arms[arm] | {"seed": seed}
     if rate is not None:
         keys["learning_rate"] = rate
     run = {"arm": arm, "seed": seed, "data": config.data, "config": keys}
-    if purpose is not None:
-        run["purpose"] = purpose
-    elif arm in config.branches:
+    if arm in config.branches:
         run["branch"] = config.branches[arm]
     return as_read(run)
 
@@ -86,16 +81,17 @@ def make_run(config, seed: int, arm: str, rate: float | None, purpose: str | Non
 def make_trial(config, seed: int, arm: str, rate: float) -> dict:
     """A run that a rate is chosen by. The schedule and the evaluations of a shorter one are those
     of a full run, scaled down; without a decay, it is the first steps of a full one."""
-    run = make_run(config, seed, arm, rate, "selection")
+    run = make_run(config, seed, arm, rate) | {"purpose": "selection"}
+    run.pop("branch", None)
     keys = configurator.build(TrainConfig, run["config"])
     steps = config.selection_iters or keys.max_iters
     if steps < keys.max_iters:
         run["config"]["max_iters"] = steps
-        if keys.schedule != "constant":
-            for name in ("warmup_iters", "eval_interval", "decay_iters"):
-                length = getattr(keys, name)
-                if length:
-                    run["config"][name] = max(1, round(length * steps / keys.max_iters))
+    if steps < keys.max_iters and keys.schedule != "constant":
+        for name in ("warmup_iters", "eval_interval", "decay_iters"):
+            length = getattr(keys, name)
+            if length:
+                run["config"][name] = max(1, round(length * steps / keys.max_iters))
     run["config"] |= config.selection_base
     return run
 
@@ -106,26 +102,29 @@ def name_of(run: dict) -> str:
     return f"{run['arm']}{rate}-seed{run['seed']}"
 
 
-def steps_of(runs: Iterable[dict]) -> int:
-    """The steps that these runs make in all."""
+def steps_of(runs: Iterable) -> int:
+    """The steps that these runs make in all; a branch makes those behind its checkpoint."""
     steps = 0
     for run in runs:
-        steps += configurator.build(TrainConfig, run["config"]).max_iters - first_step(run)
+        steps += configurator.build(TrainConfig, run["config"]).max_iters
+        if "branch" in run:
+            steps -= run["branch"]["at"]
     return steps
-
-
-def first_step(run: dict) -> int:
-    """The step that a run begins at: 0, but for a branch."""
-    return run["branch"]["at"] if "branch" in run else 0
 
 
 # -- Learning rates --------------------------------------------------------------------------------
 
 
-def choose_rates(config, rows: list[dict]) -> list[dict]:
-    """For each arm that chooses a rate of its own, the runs that this takes, and what their rows
-    show: {arm, rate (None while rows are missing), runs: those known by now, values: {rate:
-    `value_of` each seed} of the rates whose seeds have all run, and what `settled` adds}"""
+def choose_rates(config, rows: list) -> list:
+    """A dict for each arm that chooses a rate of its own, with what the rows say of the choice by
+    now:
+
+        arm
+        rate        None while rows are missing
+        runs        those that the choice takes, as far as they are known by now
+        values      {rate: `value_of` each seed}, of the rates whose seeds have all run
+        is_edge, other, margin, error       see `settled`
+    """
     if not config.selection_seeds:
         return []
     by_text = {text_of(row): row for row in rows}
@@ -134,21 +133,18 @@ def choose_rates(config, rows: list[dict]) -> list[dict]:
     return pooled(choices) if config.pool_rates else choices
 
 
-def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
-    waiting = sorted(set(config.learning_rates))
-    values: dict[float, list] = {}
+def choose_rate(config, arm: str, by_text: dict) -> dict:
+    waiting = set(config.learning_rates)
+    values = {}
     choice: dict = {"arm": arm, "rate": None, "runs": [], "values": values}
     while True:
-        is_complete = True
-        for rate in waiting:
+        for rate in sorted(waiting):
             runs = [make_trial(config, seed, arm, rate) for seed in config.selection_seeds]
-            rows = [by_text.get(text_of(run)) for run in runs]
             choice["runs"] += runs
-            if None in rows:
-                is_complete = False
-            else:
+            rows = [by_text.get(text_of(run)) for run in runs]
+            if None not in rows:
                 values[rate] = [value_of(config, row) for row in rows]
-        if not is_complete:
+        if waiting - values.keys():  # rows are missing
             return choice
         rates = sorted(values)
         rate = safest(values)
@@ -156,7 +152,7 @@ def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
         if not (config.widen_rates and is_edge and len(rates) > 1):
             return settled(choice, rate)
         neighbour = rates[1] if rate == rates[0] else rates[-2]
-        waiting = [float(f"{rate * rate / neighbour:.6g}")]
+        waiting = {float(f"{rate * rate / neighbour:.6g}")}
 
 
 def value_of(config, row: dict) -> float:
@@ -168,9 +164,10 @@ def value_of(config, row: dict) -> float:
     return value if config.metric == "accuracy" else -value
 
 
-def pooled(choices: list[dict]) -> list[dict]:
-    """The choices of the arms of one mixer, which wait for each other: each takes the rate that is
-    chosen by their means, unless its own best one is better by more than a standard error."""
+def pooled(choices: list) -> list:
+    """The choices, pooled by mixer. The arms of a mixer wait for each other. Then each takes the rate
+    that is chosen by their means, unless its own best one is better by more than a standard
+    error."""
     made = []
     for choice in choices:
         mixer, values = mixer_of(choice["runs"][0]), choice["values"]
@@ -179,9 +176,10 @@ def pooled(choices: list[dict]) -> list[dict]:
             made.append(choice | {"rate": None})
             continue
         means = {}
-        for rate in set.intersection(*(set(member["values"]) for member in members)):
-            of_members = [member["values"][rate] for member in members]
-            means[rate] = [fmean(of_seed) for of_seed in zip(*of_members, strict=True)]
+        for rate in values:
+            of_members = [member["values"].get(rate) for member in members]
+            if None not in of_members:
+                means[rate] = [fmean(of_seed) for of_seed in zip(*of_members, strict=True)]
         joint, best = safest(means), highest(values)
         margin, error = difference(values[best], values[joint])
         rate = best if margin > error else joint  # NaN is not more
@@ -190,26 +188,27 @@ def pooled(choices: list[dict]) -> list[dict]:
 
 
 def settled(choice: dict, rate: float) -> dict:
-    """The choice with its rate, is_edge, other: the best of the other rates, margin: how much
-    better the rate's mean is, and error: the standard error of the margin; the last three are
-    missing where there is no other."""
+    """The choice with its rate. is_edge: whether this is the lowest or the highest of those tried;
+    other: the best of the other rates; margin: by how much the rate's mean is better, infinite
+    where there is no other; error: the standard error of the margin."""
     others = dict(choice["values"])
     made = choice | {"rate": rate, "is_edge": rate in (min(others), max(others))}
     values = others.pop(rate)
+    made |= {"other": None, "margin": math.inf, "error": 0.0}
     if others:
         made["other"] = highest(others)
         made["margin"], made["error"] = difference(values, others[made["other"]])
     return made
 
 
-def highest(values: dict[float, list[float]]) -> float:
+def highest(values: dict) -> float:
     """The rate of the highest mean, the smaller one of two that are equal. A lost run is -inf."""
     return max(sorted(values), key=lambda rate: fmean(values[rate]))
 
 
-def safest(values: dict[float, list[float]]) -> float:
-    """The rate of the highest mean, or the smallest that is less than a standard error worse over
-    the seeds; NaN is not less."""
+def safest(values: dict) -> float:
+    """The smallest rate whose mean is less than a standard error below the highest one. With one
+    seed, whose error is NaN, this is the rate of the highest mean."""
     best = highest(values)
     rates = [best]
     for rate, of_rate in values.items():
@@ -219,10 +218,10 @@ def safest(values: dict[float, list[float]]) -> float:
     return min(rates)
 
 
-def difference(values: list[float], others: list[float]) -> tuple[float, float]:
-    """(mean, its standard error) of values - others, paired by seed; (inf, 0) where a run of the
-    others alone was lost, NaN for what is not known: both where a run of the values was lost, the
-    error of one seed."""
+def difference(values: list, others: list) -> tuple:
+    """(mean, its standard error) of values - others, paired by seed. A lost run is -inf: the result
+    is (inf, 0) where only others have one, and (NaN, NaN) where values have one. The error of one
+    seed is NaN."""
     if -math.inf in values:
         return math.nan, math.nan
     if -math.inf in others:
@@ -232,7 +231,7 @@ def difference(values: list[float], others: list[float]) -> tuple[float, float]:
     return fmean(pairs), error
 
 
-def rates_of(config, choices: list[dict]) -> dict[str, float | None]:
+def rates_of(config, choices: list) -> dict:
     """{arm: its learning rate}, its own or that of another arm, where it is chosen by now; without
     selection_seeds None, for that of its keys."""
     if not config.selection_seeds:

@@ -7,9 +7,9 @@ the figure that needs no config.
 
 import collections
 import math
-import statistics
 import textwrap
 from pathlib import Path
+from statistics import fmean
 
 import matplotlib.pyplot as plt
 
@@ -27,44 +27,43 @@ FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "gain.png", "claims.png")
 # -- Tables ----------------------------------------------------------------------------------------
 
 
-def arms_table(config, rows: list[dict]) -> Table:
+def arms_table(config, rows: list) -> Table:
     """A line per arm: every seed, and the mean with its interval."""
     title, form = "End accuracy, by seed", ".1%"
     if config.metric == "val_loss":
         title, form = "Validation loss at the end (nats a token), by seed", ".4f"
-    of_arm: dict[str, dict] = {}
+    of_arm = {}
     for row in rows:
         of_arm.setdefault(row["arm"], {})[row["seed"]] = number(row[config.metric])
-    cells = []
+    lines = []
     for arm, ends in of_arm.items():
-        line = [arm]
-        for seed in config.seeds:
-            line.append(f"{ends[seed]:{form}}" if seed in ends else "not run")
+        shown = [f"{ends[seed]:{form}}" if seed in ends else "not run" for seed in config.seeds]
+        mean = f"{fmean(ends.values()):{form}}"
         low, high = stats.interval(list(ends.values()))
-        line.append(f"{statistics.fmean(ends.values()):{form}}")
-        cells.append([*line, "-" if low is None else f"{low:{form}} to {high:{form}}"])
-    return Table(title, ["arm", *map(str, config.seeds), "mean", "95% interval"], cells)
+        interval = "-" if low is None else f"{low:{form}} to {high:{form}}"
+        lines.append([arm, *shown, mean, interval])
+    return Table(title, ["arm", *map(str, config.seeds), "mean", "95% interval"], lines)
 
 
-def rates_table(config, choices: list[dict]) -> Table:
+def rates_table(config, choices: list) -> Table:
     """A line per arm whose learning rate is chosen: the means that it was chosen by."""
-    cells = []
+    lines = []
     for choice in choices:
         if choice["rate"] is not None:
             means = []
             for rate, values in sorted(choice["values"].items()):
                 # of a loss more is better, too
-                means.append(f"{abs(statistics.fmean(values)):.4f} at {rate:g}")
-            cells.append([choice["arm"], f"{choice['rate']:g}", ", ".join(means)])
+                means.append(f"{abs(fmean(values)):.4f} at {rate:g}")
+            lines.append([choice["arm"], f"{choice['rate']:g}", ", ".join(means)])
     by = {"auc": "area under the curve", "last": "at the end"}[config.select_by]
     title = f"Learning rates, by the mean {config.metric} {by} over the selection seeds"
-    return Table(title, ["arm", "rate", "means"], cells)
+    return Table(title, ["arm", "rate", "means"], lines)
 
 
 # -- Figures ---------------------------------------------------------------------------------------
 
 
-def figure(rows: list[dict], folder: Path) -> Path:
+def figure(rows: list, folder: Path) -> Path:
     """Draws the sinks, where the rows have them, or else the metric. Returns the path. Runs that
     chose a rate are left out."""
     rows = [row for row in rows if "purpose" not in row]
@@ -77,53 +76,50 @@ def figure(rows: list[dict], folder: Path) -> Path:
     return metric_curves(rows, folder / f"{rows[0]['metric']}.png")
 
 
-def metric_curves(rows: list[dict], path: Path) -> Path:
+def metric_curves(rows: list, path: Path) -> Path:
     """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed.
     Returns the path."""
-    panels: dict = {}
-    sizes: dict = {}  # what decides who leads: a task that is solved ends a run
-    is_accuracy = rows[0]["metric"] == "accuracy"
-    for row in rows:
-        mixer = mixer_of(row)
-        variant = variant_of(row)
-        curve = curve_of(row)
-        panels.setdefault(mixer, {}).setdefault(variant, []).append(curve)
-        size = area(row) if is_accuracy else -curve[-1][1]
-        sizes.setdefault(mixer, {}).setdefault(variant, []).append(number(size))
-    label = "validation loss (nats a token)   ← better"
-    limits: tuple = (None, None)
+    label, limits = "validation loss (nats a token)   ← better", (None, None)
     title = "The arm with the lowest mean loss at the end leads (no test)"
-    if is_accuracy:
-        label = "accuracy at the queries (%)   better →"
-        limits = (0, 100)
+    is_accuracy = rows[0]["metric"] == "accuracy"
+    if is_accuracy:  # a task that is solved ends a run
+        label, limits = "accuracy at the queries (%)   better →", (0, 100)
         title = "The arm with the largest mean area under its curves leads (no test)"
-    titled = {}
-    for mixer, arms in panels.items():
-        means = {arm: statistics.fmean(sizes[mixer][arm]) for arm in arms}
-        finite = [arm for arm in arms if math.isfinite(means[arm])]
-        name = mixer
-        if len(arms) > 1 and finite:
-            name = f"{mixer}: {max(finite, key=means.__getitem__)} leads"
-        titled[name] = none_first(arms)
-        if len(panels) == len(arms) == 1:  # nothing leads
-            (curves,) = arms.values()
-            end = statistics.fmean(curve[-1][1] for curve in curves)
-            title = f"{mixer} ends at {end:.4g}{'%' * is_accuracy}, by the mean of its seeds"
+    by_mixer = {}  # {mixer: {variant: curves}}
+    sizes = {}  # {mixer: {variant: what decides who leads}}
+    for row in rows:
+        mixer, variant, curve = mixer_of(row), variant_of(row), curve_of(row)
+        by_mixer.setdefault(mixer, {}).setdefault(variant, []).append(curve)
+        size = number(area(row)) if is_accuracy else -curve[-1][1]
+        sizes.setdefault(mixer, {}).setdefault(variant, []).append(size)
+    panels = {}
+    for mixer, arms in by_mixer.items():
+        means = finite_means(sizes[mixer])
+        leads = f": {max(means, key=means.__getitem__)} leads" if means and len(arms) > 1 else ""
+        panels[mixer + leads] = none_first(arms)
+    if len(by_mixer) == len(arms) == 1:  # nothing leads
+        (curves,) = arms.values()
+        end = fmean(curve[-1][1] for curve in curves)
+        title = f"{mixer} ends at {end:.4g}{'%' * is_accuracy}, by the mean of its seeds"
     looks = arm_looks(sorted(map(variant_of, rows)))
-    return curve_panels(titled, looks, path, title=title, ylabel=label, ylim=limits)
+    return curve_panels(panels, looks, path, title=title, ylabel=label, ylim=limits)
 
 
-def ends_of(arms: dict[str, list]) -> dict[str, float]:
+def finite_means(numbers: dict) -> dict:
+    """{arm: the mean of its numbers}, of arms whose numbers are all finite."""
+    means = {arm: fmean(of_arm) for arm, of_arm in numbers.items()}
+    return {arm: mean for arm, mean in means.items() if math.isfinite(mean)}
+
+
+def ends_of(arms: dict) -> dict:
     """{arm: the mean over its seeds of the last value}, of arms whose seeds are all finite."""
     ends = {}
     for arm, curves in arms.items():
-        end = statistics.fmean(curve[-1][1] for curve in curves)
-        if math.isfinite(end):
-            ends[arm] = end
-    return ends
+        ends[arm] = [curve[-1][1] for curve in curves]
+    return finite_means(ends)
 
 
-def none_first(arms: dict[str, list]) -> dict[str, list]:
+def none_first(arms: dict) -> dict:
     """The arms, the one without a gate before all others."""
     return {arm: arms[arm] for arm in sorted(arms, key=lambda arm: arm != "none")}
 
@@ -137,22 +133,24 @@ PARTS = {
 }
 
 
-def gain_curves(rows: list[dict], path: Path) -> list[Path]:
+def gain_curves(rows: list, path: Path) -> list:
     """Draws by how much each arm's loss is lower than that of its mixer's arm without a gate, of
     the same seed and as many steps: a panel for each part of the text. Returns the path, or none
     where the rows have no losses by part, or no such arm."""
-    rows = [row for row in rows if row["finite"] and row.get("loss_curve")]
-    without = {}
+    gated, without = [], {}
     for row in rows:
-        if variant_of(row) == "none":
-            without[mixer_of(row), row["seed"], horizon_of(row)] = row
-    panels: dict = {}
-    for row in rows:
-        base = without.get((mixer_of(row), row["seed"], horizon_of(row)))
-        if base is None or variant_of(row) == "none":
+        if row["finite"] and row.get("loss_curve"):
+            pair = mixer_of(row), row["seed"], horizon_of(row)
+            if variant_of(row) == "none":
+                without[pair] = row
+            else:
+                gated.append((row, pair))
+    panels = {}
+    for row, pair in gated:
+        if pair not in without:
             continue
         for title, part in PARTS.items():
-            ours, theirs = losses_of(row, part), losses_of(base, part)
+            ours, theirs = losses_of(row, part), losses_of(without[pair], part)
             curve = [(step, theirs[step] - ours[step]) for step in ours if step in theirs]
             if curve:
                 panels.setdefault(title, {}).setdefault(row["arm"], []).append(curve)
@@ -166,7 +164,7 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
     return [curve_panels(panels, looks, path, title=title, ylabel=label, zero=True)]
 
 
-def losses_of(row: dict, part: str | None) -> dict[int, float]:
+def losses_of(row: dict, part: str | None) -> dict:
     """{step: the loss on a part of the text}, behind the first evaluation."""
     if part is None:
         return dict(curve_of(row))
@@ -174,28 +172,29 @@ def losses_of(row: dict, part: str | None) -> dict[int, float]:
     return {step: loss for step, loss in losses.items() if loss is not None}
 
 
-def curve_of(row: dict) -> list[tuple]:
+def curve_of(row: dict) -> list:
     """[(step, the metric)]: accuracy in per cent, or the loss behind the first evaluation, which is
     far above; NaN where it was not finite, and behind the end of such a run."""
+    factor, points = 1, row["curve"][1:]
     if row["metric"] == "accuracy":
-        curve = [(step, 100 * number(value)) for step, value in row["curve"]]
-    else:
-        curve = [(step, number(value)) for step, value in row["curve"][1:]]
+        factor, points = 100, row["curve"]
+    curve = [(step, factor * number(value)) for step, value in points]
     if not row["finite"] or not curve:
         curve.append((row["curve"][-1][0] + 1, math.nan))
     return curve
 
 
-def sink_curves(rows: list[dict], path: Path) -> Path:
+def sink_curves(rows: list, path: Path) -> Path:
     """Draws what the first token gets against the step, a panel for each number: of each kind of
     query (docs/meters.md), if the data set names kinds, as data/backcopy does. "other" are the
     queries of no named kind: those where the head has nothing to do. Arms with fewer seeds than
     others are left out. Returns the path."""
     rows = [row for row in rows if row.get("sinks")]
     counts = collections.Counter(row["arm"] for row in rows)
-    curves_of: dict = {}
+    most = max(counts.values())
+    curves_of = {}
     for row in rows:
-        if counts[row["arm"]] < max(counts.values()):
+        if counts[row["arm"]] < most:
             continue
         curves = collections.defaultdict(list)
         for point in row["sinks"]:
@@ -204,42 +203,34 @@ def sink_curves(rows: list[dict], path: Path) -> Path:
                     curves[name].append((point["step"], value))
         for name, curve in curves.items():
             curves_of.setdefault(name, {}).setdefault(row["arm"], []).append(curve)
-    panels = {name: none_first(curves_of[name]) for name in sorted(curves_of, key=order_of)}
+    panels, ends = {}, {}
+    for kind in ("weight", "effective sink", "value norm", "gate"):
+        for name in sorted(curves_of):
+            if name.startswith(kind):
+                panels[name] = none_first(curves_of[name])
+            if name.startswith("effective sink") and not ends:
+                ends = ends_of(curves_of[name])
     title = "What the first token gets"
-    ends = {}
-    for name, arms in panels.items():
-        if name.startswith("effective sink"):
-            ends = ends_of(arms)
-            break
     if len(ends) > 1:
         least = min(ends, key=ends.__getitem__)
         title = f"At the end the head writes least of the first token with {least}: "
         title += f"{ends[least]:.3f} of the residual stream"
         if "none" in ends and least != "none":
             title += f"; without a gate {ends['none']:.3f}"
-    shown = panels["value norm of token 0 / median"]
-    looks = arm_looks(sorted(shown))
+    looks = arm_looks(sorted(panels["value norm of token 0 / median"]))
     label = "share of the weight, share of the stream, norm over the median, gate (1: open)"
     label += "   ← smaller sink"
     limits = (0, None)
     return curve_panels(panels, looks, path, title=title, ylabel=label, sharey=False, ylim=limits)
 
 
-def order_of(name: str) -> tuple:
-    """Where a panel of sinks stands: the weight first, gates last."""
-    kinds = ("weight", "effective", "value norm", "gate")
-    (place,) = [i for i, kind in enumerate(kinds) if name.startswith(kind)]
-    return place, name
-
-
-def sinks_of(point: dict) -> dict[str, float | None]:
-    """{name: number} of the sinks of a run at one step, by kind of query: of weights and effective
-    sinks at "other" queries alone, if there are any; at those of a named kind the head is at
-    work."""
+def sinks_of(point: dict) -> dict:
+    """{name: number, or None} of the sinks of a run at one step, by kind of query: of weights and
+    effective sinks at "other" queries alone, if there are any; at those of a named kind the head is
+    at work."""
     numbers = {"value norm of token 0 / median": point["value_norm"]}
-    for kind, meters in point.items():
-        if kind in ("step", "value_norm"):
-            continue
+    for kind in point.keys() - {"step", "value_norm"}:
+        meters = point[kind]
         if kind == "other" or "other" not in point:
             numbers[f"weight on token 0, {kind} queries"] = meters["share"]
             numbers[f"effective sink, {kind} queries"] = meters["effective"]
@@ -248,8 +239,8 @@ def sinks_of(point: dict) -> dict[str, float | None]:
     return numbers
 
 
-# a lower number is better here; of accuracy, a higher one
-LESS_IS_BETTER = ("val_loss", "log_steps", "lost")
+# whether more of a number is better, or less
+BETTER = {"accuracy": 1, "val_loss": -1, "log_steps": -1, "lost": -1}
 COLOUR_OF_VERDICT = {
     "supported": COLOURS[0],
     "equivalent": COLOURS[0],
@@ -259,42 +250,39 @@ COLOUR_OF_VERDICT = {
 }
 
 
-def gate_side(claim: dict, gated: set[str]) -> str:
+def gate_side(claim: dict, gated: set) -> str:
     """Which side of a judged claim's line is the one where a gate is better: "gate better" with an
     arrow, or nothing where the contrast is not of gated arms and ungated ones, or of no score."""
-    of = str(claim["of"][-1] if claim["of"][0] == "log" else claim["of"][0])
-    is_more = of == "accuracy"
-    if not is_more and of not in LESS_IS_BETTER:
+    of = claim["of"]
+    better = BETTER.get(of[-1] if of[0] == "log" else of[0])
+    if better is None:
         return ""
-    signs: dict[bool, set] = {True: set(), False: set()}
-    for arm, weight in claim["weights"].items():
-        signs[arm in gated].add(weight > 0)
-    if signs[True] == {is_more} and signs[False] == {not is_more}:
+    signs = {True: set(), False: set()}  # of the weights of gated arms and of others
+    for arm, weight in claim["contrast"].items():
+        signs[arm in gated].add(better * weight > 0)
+    if signs == {True: {True}, False: {False}}:
         return "gate better →"
-    if signs[True] == {not is_more} and signs[False] == {is_more}:
-        return "← gate better"
-    return ""
+    return "← gate better" if signs == {True: {False}, False: {True}} else ""
 
 
-def claims_figure(records: list[dict], path: Path, sides: dict[str, str]) -> list[Path]:
-    """Draws the claims that have run, a panel per unit, with the words of gate_side of each.
-    Returns the path, or none where no claim has."""
-    panels: dict[str, list] = {}
-    for one in records:
-        if one["verdict"] != "not run" and one["seeds"]:
-            panels.setdefault(one["unit"], []).append(one)
-    if not panels:
+def claims_figure(records: list, path: Path, sides: dict) -> list:
+    """Draws the claims that have run, a panel per unit. Returns the path, or none where no claim
+    has. sides: {claim: the words of gate_side}."""
+    shown = [one for one in records if one["verdict"] != "not run" and one["seeds"]]
+    if not shown:
         return []
+    panels = {}
+    for one in shown:
+        panels.setdefault(one["unit"], []).append(one)
     heights = [1.0 + 0.36 * len(of_unit) for of_unit in panels.values()]
     figure, grid = plt.subplots(
         len(panels),
-        1,
         figsize=(7.2, sum(heights) + 0.8),
         squeeze=False,
         height_ratios=heights,
         layout="constrained",
     )
-    counts = collections.Counter(one["verdict"] for of_unit in panels.values() for one in of_unit)
+    counts = collections.Counter(one["verdict"] for one in shown)
     title = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     figure.suptitle(f"Claims: {title}", fontsize=11)
     how = "large dot: mean (hollow: exploratory); bar: exact 95% interval; small: a seed; black: asked"
@@ -309,7 +297,7 @@ def claims_figure(records: list[dict], path: Path, sides: dict[str, str]) -> lis
             side = sides.get(one["name"], "")
             axes.text(1.01, -i, side, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
         axes.set_yticks(range(0, -len(names), -1), names, fontsize=8)
-        axes.set(xlabel=unit, ylim=(-len(of_unit) + 0.4, 0.6))
+        axes.set(xlabel=unit, ylim=(-len(names) + 0.4, 0.6))
         axes.locator_params(axis="x", nbins=6)
         dress(axes)
     return [write(figure, path)]

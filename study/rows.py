@@ -37,10 +37,10 @@ ROW = {
 }
 
 
-def read_rows(folder: Path) -> list[dict]:
+def read_rows(folder: Path) -> list:
     """The rows of the folder, of each run the one that ended last. Raises UserError for a damaged
     row."""
-    rows: dict[str, dict] = {}
+    rows = {}
     for row in read_jsonl(folder / "rows.jsonl", ROW):
         name = text_of(row)
         if name not in rows or row.get("ended", 0) > rows[name].get("ended", 0):
@@ -86,7 +86,7 @@ def variant_of(row: dict) -> str:
     return row["arm"].removeprefix(mixer_of(row)).strip(" ,") or "none"
 
 
-def wanted_scores(config, arm: str) -> dict[str, dict]:
+def wanted_scores(config, arm: str) -> dict:
     """{name: keys of evaluate.py} of the scores that the config asks for of an arm."""
     wanted = {}
     for name, keys in config.scores.items():
@@ -95,7 +95,7 @@ def wanted_scores(config, arm: str) -> dict[str, dict]:
     return wanted
 
 
-def scores_of(config, row: dict) -> dict[str, dict]:
+def scores_of(config, row: dict) -> dict:
     """{name: score} of the scores that the config asks for, and that were made with its keys."""
     scores = {}
     for name, keys in wanted_scores(config, row["arm"]).items():

@@ -52,7 +52,7 @@ OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
 )
 
 
-def run_all(config, out_dir: Path) -> list[dict] | None:
+def run_all(config, out_dir: Path) -> list | None:
     """Prints what is done already, starts the runs that have no row, unless run=false, and returns
     the rows of the compared runs in the order of the list, or None."""
     # one without a marker may be results/NAME of a clone: it has our rows
@@ -106,9 +106,9 @@ def is_ready(run: dict, plan: Plan, out_dir: Path) -> bool:
     where no run will make it."""
     if "branch" not in run or start_of_branch(run, out_dir).is_file():
         return True
-    parent = run["branch"]["of"], run["seed"]
-    if parent in [(other["arm"], other["seed"]) for other in plan.lacking]:
-        return False
+    for other in plan.lacking:
+        if other["arm"] == run["branch"]["of"] and other["seed"] == run["seed"]:
+            return False
     words = "which is not there, and no run that is left makes it; to repeat one, remove its row"
     raise UserError(f"{name_of(run)}: goes on from {start_of_branch(run, out_dir)}, {words}")
 
@@ -138,7 +138,7 @@ def work(config, out_dir: Path) -> None:
     jobs = jobs_of(config, gpus)
     # of each process of a run; results may depend on it: for the first run as for the last one
     threads = max(1, usable_cores() // (jobs * config.processes_per_run))
-    running: list[Job] = []
+    running = []
     look_at, waits = 0.0, False
     try:
         while True:
@@ -204,7 +204,7 @@ def append_row(out_dir: Path, row: dict) -> None:
         os.fsync(file.fileno())
 
 
-def gpus_of(config) -> list[str]:
+def gpus_of(config) -> list:
     """The GPUs of this machine for each run that goes on at a time, as CUDA_VISIBLE_DEVICES names
     them; none for runs on the CPU. Raises UserError if one run needs more."""
     if pick_device(config.base.get("device", "auto")) != "cuda":
@@ -217,7 +217,7 @@ def gpus_of(config) -> list[str]:
     return [",".join(names[i : i + each]) for i in range(0, len(names) - each + 1, each)]
 
 
-def jobs_of(config, gpus: list[str]) -> int:
+def jobs_of(config, gpus: list) -> int:
     """How many runs go on at a time."""
     at_most = config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run)
     trials = len(config.learning_rates) * len(config.selection_seeds)
@@ -230,14 +230,15 @@ def carry_out(
     """Makes a run with its scores: yields each process in turn, and goes on when that one has
     ended. It appends the row, which it returns, and then gives the lock of the run back."""
     folder = out_dir / name_of(run)
+    checkpoint = folder / "ckpt.pt"
     with held:
         data = prepare(config, run["data"], run["seed"], out_dir / "data")
         started = time.time()
         claim_run(run, folder)
-        if "branch" in run and not (folder / "ckpt.pt").is_file():
-            files.link_whole(start_of_branch(run, out_dir), folder / "ckpt.pt")
-        keys = {"eval_whole": True, "threads": threads} | run["config"]
-        if (folder / "ckpt.pt").is_file() or "init_from" not in keys:
+        if "branch" in run and not checkpoint.is_file():
+            files.link_whole(start_of_branch(run, out_dir), checkpoint)
+        keys = {"eval_whole": True, "threads": threads, "init_from": "auto"} | run["config"]
+        if checkpoint.is_file():
             keys["init_from"] = "auto"
         keys |= {"dataset": str(data), "out_dir": str(folder)}
         n = config.processes_per_run
@@ -247,13 +248,12 @@ def carry_out(
         if "branch" in run:  # the seconds of its checkpoint are the other run's
             before = checkpoints.load(start_of_branch(run, out_dir), mapped=True)
             row["seconds"] -= before["seconds"]
-        wanted = wanted_scores(config, run["arm"])
-        if "purpose" in run or not row["finite"]:
-            wanted = {}
+        is_scored = row["finite"] and "purpose" not in run
+        wanted = wanted_scores(config, run["arm"]) if is_scored else {}
         for name, score_keys in wanted.items():
             file = folder / f"score_{name}.json"
             keys = {"dataset": str(data), "device": run["config"].get("device", "auto")}
-            keys |= score_keys | {"checkpoint": str(folder / "ckpt.pt"), "out": str(file)}
+            keys |= score_keys | {"checkpoint": str(checkpoint), "out": str(file)}
             process = start_process("evaluate.py", keys, folder, threads, gpu, 1, held)
             yield process
             check_end(folder, process.returncode)
@@ -308,9 +308,10 @@ def is_prepared(about: dict, version: int, folder: Path) -> bool:
     """Whether the folder holds the data of this script and its keys, at the version that it is at
     now."""
     file, meta = folder / "prepared.json", folder / "meta.json"
-    if not (file.is_file() and meta.is_file()) or files.read_json(file) != about:
+    if not (file.is_file() and meta.is_file()):
         return False
-    return files.read_json(meta).get("generator_version") == version
+    is_same = files.read_json(file) == about
+    return is_same and files.read_json(meta).get("generator_version") == version
 
 
 def start_process(
@@ -340,7 +341,7 @@ def start_process(
         )
 
 
-def check_end(folder: Path, status: int) -> list[dict]:
+def check_end(folder: Path, status: int) -> list:
     """The rows of metrics.jsonl of a run whose process has ended. Raises UserError for a crash; to
     stop where the loss is not finite is none."""
     metrics = read_metrics(folder / "metrics.jsonl")
@@ -389,7 +390,7 @@ def finish(config, run: dict, folder: Path, status: int) -> dict:
     return json.loads(json.dumps(row), parse_constant=lambda constant: None)  # NaN is no JSON
 
 
-def sinks_of(evaluations: list[dict]) -> list[dict]:
+def sinks_of(evaluations: list) -> list:
     """The meters of each kind of query, for the figures, where the data set names kinds."""
     points = []
     for evaluation in evaluations:

@@ -24,12 +24,12 @@ and neither this interval nor Student's covers the mean: the claim to make then 
 import functools
 import itertools
 import math
-import statistics
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import special, stats
 
 from study import curves
 
@@ -48,9 +48,9 @@ MODES_SEEDS = 6  # with fewer seeds nobody looks for two modes
 NORMAL_SAMPLES = 20_000
 
 
-def contrast(rows: list[dict], weights: dict[str, float], path: Sequence) -> dict[int, float]:
-    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value. path: as
-    `look_up` takes it; where it leads to no number there is no value."""
+def contrast(rows: list, weights: dict, path: Sequence) -> dict:
+    """{seed: sum of weight * value}, for the seeds in which every arm has a finite value. weights:
+    {arm: weight}; path: as `look_up` takes it; where it leads to no number there is no value."""
     by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
     sums = {}
     for seed in sorted({seed for _, seed in by_run}):
@@ -64,17 +64,21 @@ def contrast(rows: list[dict], weights: dict[str, float], path: Sequence) -> dic
 
 
 def look_up(row: dict, path: Sequence) -> Any:
-    """The value at the end of the path, ["scores", "longer", "slices", "320/40"], or None; the
-    largest of a list, as of the heads of ["meters", "induction"]; a number of the learning curve,
-    ["log_steps", 0.9] (curves.METRICS); or the logarithm of what the rest leads to, ["log",
-    "val_loss"]."""
+    """The value at the end of the path, or None where it leads to none. These are the kinds of
+    path:
+
+        ["scores", "longer", "slices", "320/40"]    names, one within the other
+        ["meters", "induction"]                     the same; of a list (here of heads) the largest
+        ["log_steps", 0.9]                          a number of the learning curve (curves.METRICS)
+        ["log", "val_loss"]                         the logarithm of what the rest leads to
+    """
     first, *rest = path
     if first in curves.METRICS:
         return curves.METRICS[first](row, *rest)
     if first == "log":
         number = look_up(row, rest)
         return math.log(number) if number is not None and number > 0 else None
-    value: Any = row
+    value = row
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, list):
@@ -83,9 +87,9 @@ def look_up(row: dict, path: Sequence) -> Any:
     return value
 
 
-def judge(asked: Sequence[tuple[Sequence[float], dict]]) -> list[dict]:
-    """One family of claims, each with its values by seed -> what came of each, in order. Claims
-    that have no two values yet count in the correction, as they will when they have run.
+def judge(asked: Sequence) -> list:
+    """One family of claims, [(the values of its seeds, claim)] -> what came of each, in order.
+    Claims that have no two values yet count in the correction, as they will when they have run.
 
     A claim has a threshold, "above" or "other_than", or "within", half the width of a band around
     zero, or both. It has two "sides" if it names none. With "in", it is a count, and in no family.
@@ -121,23 +125,23 @@ def judge(asked: Sequence[tuple[Sequence[float], dict]]) -> list[dict]:
     return judged
 
 
-def numbers_of(values: Sequence[float], claim: dict) -> dict:
+def numbers_of(values: Sequence, claim: dict) -> dict:
     """What `judge` says of a claim but for the correction over its family: the verdict of a count,
     and "not run" of all others."""
     threshold, sides = threshold_of(claim), claim.get("sides", 2)
     result = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": sides}
+    result["within"] = None  # a band is kept with its test
     if "in" in claim:
         over = sum(value > threshold for value in values)
         word = "passed" if over >= claim["in"] else "failed"
         return result | {"over": over, "needed": claim["in"], "verdict": word}
     if len(values) < 2:
         return result
-    result["mean"] = statistics.fmean(values)
-    result["sd"] = statistics.stdev(values)
+    result["mean"] = fmean(values)
+    result["sd"] = stdev(values)
     result["identical"] = are_identical(values)
     result["low"], result["high"] = exact_interval(values, sides)
-    student = t_interval(values, 1 - 2 * LEVEL / sides)
-    result["student_low"], result["student_high"] = student
+    result["student_low"], result["student_high"] = t_interval(values, sides)
     if threshold is not None:
         tail = "greater" if sides == 1 else "two-sided"
         result["p"] = sign_flip_test(values, threshold, tail)
@@ -153,24 +157,26 @@ def threshold_of(claim: dict) -> float | None:
     return claim.get("above", claim.get("other_than"))
 
 
-def tests_of(claim: dict) -> list[tuple[str, int]]:
+def tests_of(claim: dict) -> list:
     """[("p" of the threshold or "p_within" of the band, sides)] of a claim; a count has no test."""
-    if "in" in claim:
-        return []
-    of_threshold = [("p", claim.get("sides", 2))] * (threshold_of(claim) is not None)
-    return of_threshold + [("p_within", 1)] * ("within" in claim)
+    tests = []
+    if "in" not in claim and threshold_of(claim) is not None:
+        tests.append(("p", claim.get("sides", 2)))
+    if "within" in claim:
+        tests.append(("p_within", 1))
+    return tests
 
 
-def verdict(values: Sequence[float], result: dict, either_way: bool) -> str:
+def verdict(values: Sequence, result: dict, either_way: bool) -> str:
     """The word for a claim whose numbers `judge` has computed."""
     threshold, band = result["threshold"], result.get("within")
 
     def is_beyond(bound, tail="less"):  # the interval's end is; the test says so despite rounding
         return sign_flip_test(values, bound, tail) < LEVEL / result["sides"]
 
-    if threshold is not None and result["p_holm"] < LEVEL:
-        if either_way or result["mean"] > threshold:
-            return "supported"
+    is_over = either_way or threshold is not None and result["mean"] > threshold
+    if is_over and result["p_holm"] < LEVEL:
+        return "supported"
     if band is not None and result["p_within_holm"] < LEVEL:
         return "equivalent"
     if either_way:
@@ -183,7 +189,7 @@ def verdict(values: Sequence[float], result: dict, either_way: bool) -> str:
     return "not supported" if is_beyond(threshold) else "inconclusive"
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence) -> list:
     """Holm's step-down correction (1979): p-values that may all be compared with 0.05."""
     order, n = np.argsort(p_values, kind="stable"), len(p_values)
     corrected = np.empty(n)
@@ -191,7 +197,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.clip(max=1.0).tolist()
 
 
-def subset_means(values: Sequence[float]) -> np.ndarray:
+def subset_means(values: Sequence) -> np.ndarray:
     """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of
     RANDOM_PATTERNS subsets. The empty subset comes first, as -inf.
 
@@ -200,22 +206,21 @@ def subset_means(values: Sequence[float]) -> np.ndarray:
     the one-sided p of the threshold t, and the t whose p is 0.05 is one of them (Hartigan 1969,
     "Using subsample values as typical values").
     """
-    numbers = np.asarray(values, dtype=float)
     sums, sizes = np.zeros(1), np.zeros(1)
-    if len(numbers) > EXACT_SEEDS:
-        members = np.random.default_rng(0).integers(0, 2, (RANDOM_PATTERNS, len(numbers)))
-        sums = np.append(members @ numbers, sums)
+    if len(values) > EXACT_SEEDS:
+        members = np.random.default_rng(0).integers(0, 2, (RANDOM_PATTERNS, len(values)))
+        sums = np.append(members @ np.array(values), sums)
         sizes = np.append(members.sum(axis=1), sizes)
     else:
-        for value in numbers:
-            sums = np.concatenate([sums, sums + value])
-            sizes = np.concatenate([sizes, sizes + 1])
+        for value in values:
+            sums = np.append(sums, sums + value)
+            sizes = np.append(sizes, sizes + 1)
     means = sums / np.maximum(sizes, 1)
     return np.sort(np.where(sizes > 0, means, -math.inf))
 
 
 def sign_flip_test(
-    values: Sequence[float], threshold: float = 0.0, alternative: str = "two-sided"
+    values: Sequence, threshold: float = 0.0, alternative: str = "two-sided"
 ) -> float:
     """p of the hypothesis that the values are symmetric about the threshold: the share of all sign
     patterns whose sum is at least as far out; of more than EXACT_SEEDS values, of RANDOM_PATTERNS
@@ -231,7 +236,7 @@ def sign_flip_test(
     return float((means <= sign * threshold + rounding(values, threshold)).mean())
 
 
-def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, float]:
+def exact_interval(values: Sequence, sides: int = 2) -> tuple:
     """(low, high): the thresholds that the sign-flip test does not reject; with too few values it
     is the whole line. sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds
     with 1 - LEVEL by itself."""
@@ -243,28 +248,28 @@ def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, floa
     return bound(values), -bound([-value for value in values])
 
 
-def t_interval(
-    values: Sequence[float], level: float = 1 - LEVEL
-) -> tuple[float | None, float | None]:
-    """(low, high): Student's interval of the mean of at least two values; None, None for identical
-    ones."""
+def t_interval(values: Sequence, sides: int = 2) -> tuple:
+    """(low, high): Student's interval of the mean of at least two values, with the level of
+    exact_interval; None, None for identical ones."""
     if are_identical(values):
         return None, None
-    ends = stats.ttest_1samp(values, 0.0).confidence_interval(level)
+    ends = stats.ttest_1samp(values, 0.0).confidence_interval(1 - 2 * LEVEL / sides)
     return float(ends.low), float(ends.high)
 
 
-def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+def interval(values: Sequence) -> tuple:
     """(low, high), the 95% interval of a mean that tables and figures show: exact where that is
     finite, from six values on, else Student's. None, None for fewer than two values, identical
     ones, or one that is not finite."""
-    if len(values) < 2 or not all(map(math.isfinite, values)) or are_identical(values):
+    if len(values) < 2 or not np.isfinite(values).all():
         return None, None
     low, high = exact_interval(values)
-    return (low, high) if math.isfinite(low) else t_interval(values)
+    if are_identical(values) or not math.isfinite(low):
+        return t_interval(values)
+    return low, high
 
 
-def two_modes(arms: Sequence[Sequence[float]]) -> float | None:
+def two_modes(arms: Sequence) -> float | None:
     """The split of an outcome with two modes, a number between them; None where the seeds show no
     two modes.
 
@@ -294,7 +299,7 @@ def two_modes(arms: Sequence[Sequence[float]]) -> float | None:
     return None
 
 
-def widest_gaps(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def widest_gaps(samples: np.ndarray) -> tuple:
     """Of samples (S, n), each sorted: the middle of the widest gap with two values or more on
     either side (S,), and the share of the sum of squares about the mean that is left about the
     means of the two groups (S,)."""
@@ -318,20 +323,18 @@ def share_of_normals(n: int) -> float:
     return float(np.quantile(shares, MODES_LEVEL))
 
 
-def sign_test(first: Sequence[bool], second: Sequence[bool]) -> float:
+def sign_test(first: Sequence, second: Sequence) -> float:
     """McNemar's exact test of paired yes and no: p of the pairs that differ, as throws of a fair
     coin."""
     differing = [one for one, other in zip(first, second, strict=True) if one != other]
-    if not differing:
-        return 1.0
-    return float(stats.binomtest(sum(differing), len(differing)).pvalue)
+    return float(stats.binomtest(sum(differing), len(differing)).pvalue) if differing else 1.0
 
 
-def are_identical(values: Sequence[float]) -> bool:
+def are_identical(values: Sequence) -> bool:
     return max(values) - min(values) <= rounding(values)
 
 
-def rounding(values: Sequence[float], threshold: float = 0.0) -> float:
+def rounding(values: Sequence, threshold: float = 0.0) -> float:
     """Numbers this close are equal: the same sums may be added up in another order."""
     return 1e-12 * (max(map(abs, values)) + abs(threshold))
 
@@ -342,7 +345,7 @@ def smallest_p(n: int, sides: int = 2) -> float:
 
 
 @functools.cache
-def detectable(n: int, level: float) -> tuple[float, float]:
+def detectable(n: int, level: float) -> tuple:
     """(effect, band), in units of the spread of the differences, that n seeds show in 80% of cases
     at a one-sided p.
 
@@ -357,20 +360,18 @@ def detectable(n: int, level: float) -> tuple[float, float]:
         return math.inf, math.inf
     if n > SIMULATED_SEEDS:
         critical, root = stats.t.isf(level, n - 1), math.sqrt(n)
-        effect = optimize.brentq(
-            lambda x: stats.nct.sf(critical, n - 1, x * root) - POWER, 0.0, 10 * (critical + 1)
-        )
-        return effect, float((critical + stats.norm.isf((1 - POWER) / 2)) / root)
+        shift = special.nctdtrinc(n - 1, 1 - POWER, critical)  # of the noncentral t
+        band = critical + stats.norm.isf((1 - POWER) / 2)
+        return float(shift / root), float(band / root)
     # (subsets, n), without the empty one
     members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
     share = members / members.sum(axis=1, keepdims=True)
     rng = np.random.default_rng(0)
     k = math.ceil(level * 2**n) - 2
-    lows, highs = [], []
+    low, high = [], []
     for _ in range(SIMULATIONS // 500):
         means = share @ rng.normal(size=(n, 500))
-        means.partition((k, len(means) - 1 - k), axis=0)
-        lows.append(-means[k])
-        highs.append(means[len(means) - 1 - k])
-    low, high = np.concatenate(lows), np.concatenate(highs)
+        means.partition((k, -1 - k), axis=0)
+        low.extend(-means[k])
+        high.extend(means[-1 - k])
     return float(np.quantile(low, POWER)), float(np.quantile(np.maximum(low, high), POWER))

@@ -99,7 +99,7 @@ def measure(seen: probe.Seen) -> dict:
     None}. weights: for all heads and queries in turn the weights of the keys up to the query, in
     UNITs, int16 in base64. They are those of the attention in softmax layers, and shares of their
     absolute sum in others."""
-    shown: dict = dict.fromkeys(("share", "effective", "writes", "gate", "weights"))
+    shown = dict.fromkeys(("share", "effective", "writes", "gate", "weights"))
     gate = probe.head_gates(seen)
     if gate is not None:
         shown["gate"] = probe.to_json(gate[0].T)

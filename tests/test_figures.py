@@ -71,7 +71,7 @@ def test_a_gain_is_drawn_where_another_run_of_the_mixer_had_no_gate_the_same_see
     (["loss", "far_minus_near"], {"gated": 1, "none": -1}, ""),
 ])  # fmt: skip
 def test_an_arrow_says_where_the_gate_is_better_if_the_claim_is_about_a_gate(of, contrast, side):
-    assert report.gate_side({"of": of, "weights": contrast}, {"gated", "wide"}) == side
+    assert report.gate_side({"of": of, "contrast": contrast}, {"gated", "wide"}) == side
 
 
 def test_runs_named_together_are_drawn_in_one_figure(tmp_path, drawn):
