@@ -168,6 +168,9 @@ def write_stream(
             (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
             meta["tokenizer_file"] = entry_of(folder / TOKENIZER_FILE)
         meta["splits"] = written
+        files.clear(
+            folder, {entry["file"] for entry in files_of(meta)}
+        )  # what a call before has left
 
 
 class LogFile:
