@@ -70,9 +70,7 @@ class Softmax(Mixer):
                 config.rope_length or config.block_size,
             )
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv = self.conv(self.qkv(x), state, document).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (-1, self.value_width)) for y in qkv)  # (B, T, H or Hk, D)
         if self.q_norm is not None:
@@ -84,7 +82,7 @@ class Softmax(Mixer):
             k = layers.rotate(k, start, self.angles, restarts)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
 
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+    def read(self, p, state, start):
         q, k, v = (y.transpose(1, 2) for y in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
         T = q.shape[2]
         window = self.window or T
@@ -95,20 +93,17 @@ class Softmax(Mixer):
             k = layers.remember(state["k"], k, start, in_order)  # (B, Hk, S, D)
             v = layers.remember(state["v"], v, start, in_order)
         S = k.shape[2]
-        # torch's kernels need no mask for a whole text, which they read causally, nor for one query
-        # that sees all keys
-        is_whole_text = S == T <= window
-        if T > 1 and not is_whole_text:
-            needs_mask = True
+        # without a mask torch's kernels read a whole text causally, and let one query see all keys
+        is_causal_or_one_query = S == T <= window or T == 1
         mask = None
-        if needs_mask:
-            i = torch.arange(start, start + T, device=q.device)
-            j = torch.arange(start + T - S, start + T, device=q.device)
+        if needs_mask or not is_causal_or_one_query:
+            i = torch.arange(start, start + T, device=q.device)  # positions of the queries
+            j = torch.arange(start + T - S, start + T, device=q.device)  # and of the keys
             mask = self.mask(i, j, window, p)
         o = self.attend(q, k, v, mask, p)  # (B, H, T, D)
         return o.transpose(1, 2)
 
-    def read_documents(self, p: Projection) -> torch.Tensor:
+    def read_documents(self, p):
         own = type(self)
         is_plain = own.attend is Softmax.attend and own.read is Softmax.read and self.bias is None
         if is_plain and layers.takes_documents(p.q, self.window):
@@ -130,7 +125,7 @@ class Softmax(Mixer):
         is read causally, and a single query sees all keys."""
         return layers.attention(q, k, v, mask)
 
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
+    def explicit_weights(self, p):
         q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
         i = torch.arange(q.shape[2], device=q.device)
         return self.weights(q, k, self.mask(i, i, self.window or len(i), p), p)
@@ -149,7 +144,7 @@ class Softmax(Mixer):
         """How many tokens are remembered in decoding."""
         return min(self.window or self.config.block_size, self.config.block_size)
 
-    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self, B, length):
         # (B, Hk, S, D) is read twice as fast for one query as (B, S, Hk, D)
         shape = (B, self.shapes["key"][0], min(self.cache_size, length), self.value_width)
         return {"k": shape, "v": shape}
@@ -162,7 +157,7 @@ class Softmax(Mixer):
         return 2 * 2 * self.n_head * self.value_width * mean_keys
 
     @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
+    def check(cls, name, config):
         rotated = int(config.head_dim * cls.rope_fraction)
         if "rope" in config.position and (rotated < 2 or rotated % 2):
             raise UserError(
@@ -196,20 +191,12 @@ class CosFormer(Mixer):
         self.conv = make_conv(config, 3 * H * D)
         self.angles = layers.Angles(layers.quarter_turn, config.block_size)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv = self.conv(self.qkv(x), state, document)
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
         return Projection(F.relu(q), F.relu(k), v)
 
-    def gated_projection(
-        self,
-        x: torch.Tensor,
-        state: dict | None = None,
-        start: int = 0,
-        document: Documents | None = None,
-    ) -> Projection:
+    def gated_projection(self, x, state=None, start=0, document=None):
         """With the gated q and k turned into features: the gates have width D, the features 2D.
         Raises UserError past M."""
         p = super().gated_projection(x, state, start, document)
@@ -245,9 +232,7 @@ class GLA(Mixer):
         self.decay_in = nn.Linear(config.n_embd, self.decay_rank, bias=False)
         self.decay_out = nn.Linear(self.decay_rank, H * Dk)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv = self.conv(self.qkv(x), state, document).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, Dk or Dv)
         logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))
@@ -277,9 +262,7 @@ class Mamba2(Mixer):
         self.A_log = nn.Parameter(torch.empty(H))
         self.D = nn.Parameter(torch.empty(H))
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
         v, k, q = F.silu(self.conv(vkq, state, document)).split(self.split, dim=-1)
         k = k.unflatten(-1, (1, -1))  # (B, T, 1, N)
@@ -332,9 +315,7 @@ class DeltaNet(Mixer):
         _, H, _, _ = config.head_sizes
         return [H] * self.n_steps
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
         q, k, v = F.silu(self.conv(qkv, state, document)).split(self.split, dim=-1)
         q = q.unflatten(-1, (-1, self.key_width))  # (B, T, Hk, Dk)
@@ -489,9 +470,8 @@ class Block(nn.Module):
             self.mlp = MLPS[config.mlp](config, mlp_width(config, self.mixer))
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, state=None, start=0, document=None):
-        """x (B, T, C); state, start and document as in Mixer."""
-        options = {} if document is None else {"document": document}
+    def forward(self, x, state=None, start=0, **options):
+        """x (B, T, C); state, start and, among the options, document as in Mixer."""
         x = x + self.dropout(self.mixer(self.norm_1(x), state, start, **options))
         if self.mlp is not None:
             x = x + self.dropout(self.mlp(self.norm_2(x)))
@@ -602,21 +582,21 @@ class GPT(nn.Module):
         of each token begins; each document is read as if it were alone. Raises UserError where
         cosformer or learned positions would go past block_size, and for a mixer that cannot keep
         documents apart."""
-        documents = None
-        options = {}  # a block or mixer that reads no packed rows need not take the argument
+        end = start + idx.shape[1]
+        position: Any = slice(start, end)
+        options = {}  # a block or mixer that reads no packed rows need not take `document`
         if document is not None:
             check_documents(self.config)
             documents = Documents(document)
+            position = documents.position
             options["document"] = documents
         x = self.wte(idx)
         if self.wpe is not None:
-            end = start + idx.shape[1]
             if end > self.config.block_size:
                 raise UserError(
                     f"position='learned': there is no embedding past block_size={self.config.block_size}"
                 )
-            places = slice(start, end) if documents is None else documents.position
-            x = x + self.wpe.weight[places]
+            x = x + self.wpe.weight[position]
         x = self.dropout(x)
         for i, block in enumerate(self.blocks):
             x = block(x, None if state is None else state[i], start, **options)
@@ -652,8 +632,7 @@ class GPT(nn.Module):
         reduction: "mean" over the labels, or "sum", for a mean over more than this batch. document:
         None, or that of packed rows, as in `features`.
         """
-        options: dict = {} if document is None else {"document": document}
-        x, _ = self.features(idx, **options)
+        x, _ = self.features(idx, document=document)
         if targets is None:
             return self.logits(x)
         total = self.loss(x, targets)
@@ -727,20 +706,15 @@ class GPT(nn.Module):
         no gradient is left out."""
         if gate_weight_decay is None:
             gate_weight_decay = weight_decay
-        of_gates = self.gate_parameters()
-        trained = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
-        gates = [(name, p) for name, p in trained if p in of_gates]
-        others = [(name, p) for name, p in trained if p not in of_gates]
-        groups = groups_of(others, weight_decay, 1.0)
-        groups += groups_of(gates, gate_weight_decay, gate_lr_scale)
+        groups: list[dict] = [  # matrices, vectors, matrices of gates, vectors of gates
+            {"params": [], "weight_decay": weight_decay, "lr_scale": 1.0},
+            {"params": [], "weight_decay": 0.0, "lr_scale": 1.0},
+            {"params": [], "weight_decay": gate_weight_decay, "lr_scale": gate_lr_scale},
+            {"params": [], "weight_decay": 0.0, "lr_scale": gate_lr_scale},
+        ]
+        gates = self.gate_parameters()
+        for name, p in self.named_parameters():
+            if p.requires_grad:
+                is_vector = p.dim() < 2
+                groups[2 * (p in gates) + is_vector]["params"].append((name, p))
         return [group for group in groups if group["params"]]
-
-
-def groups_of(named: list[tuple], weight_decay: float, lr_scale: float) -> list[dict]:
-    """The group of the matrices among (name, parameter), and that of the vectors."""
-    matrices = [(name, p) for name, p in named if p.dim() >= 2]
-    vectors = [(name, p) for name, p in named if p.dim() < 2]
-    return [
-        {"params": matrices, "weight_decay": weight_decay, "lr_scale": lr_scale},
-        {"params": vectors, "weight_decay": 0.0, "lr_scale": lr_scale},
-    ]

@@ -17,11 +17,9 @@ import torch.nn.functional as F
 import model
 from base.configurator import UserError
 from gate import ZeroLinear
-from keys import GPTConfig
 from mixer import Mixer, Projection
 from model import KDA, GatedDeltaNet, Softmax
 from ops import layers
-from ops.documents import Documents
 from ops.fast import at_least_float32, product
 from ops.layers import FusedLinear, RMSNorm, make_conv
 
@@ -35,7 +33,7 @@ class WrittenOut(Softmax):
 
     is_written_out = True
 
-    def attend(self, q, k, v, mask, p: Projection) -> torch.Tensor:
+    def attend(self, q, k, v, mask, p):
         weights = self.weights(q, k, mask, p)
         return weights.to(v.dtype) @ layers.for_all_heads(v, q.shape[1])
 
@@ -52,9 +50,7 @@ class FoX(WrittenOut):
         super().__init__(config, gate)
         self.forget = nn.Linear(config.n_embd, config.n_head)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         log_decay = F.logsigmoid(at_least_float32(self.forget(x)))  # (B, T, H)
         if state is not None:
             log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
@@ -62,7 +58,7 @@ class FoX(WrittenOut):
             state["log_decay"] = log_decay[:, x.shape[1] :].clone()
         return super().project(x, state, start, document).replace(log_decay=log_decay)
 
-    def mask(self, i, j, window: int, p: Projection) -> torch.Tensor:
+    def mask(self, i, j, window, p):
         """What is added to the scores: float (B, H, T, S)."""
         total = p.log_decay[:, -len(j) :].cumsum(1).transpose(1, 2)  # (B, H, S)
         # from behind the key up to the query
@@ -70,7 +66,7 @@ class FoX(WrittenOut):
         mask = super().mask(i, j, window, p)
         return between.masked_fill(~mask, -torch.inf) if self.bias is None else between + mask
 
-    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self, B, length):
         decays = {"log_decay": (B, min(self.cache_size, length), self.n_head)}
         return decays | super().state_shapes(B, length)
 
@@ -78,7 +74,7 @@ class FoX(WrittenOut):
 class Softpick(WrittenOut):
     """Weights relu(e^x - 1) / sum |e^x - 1| (Zuhri et al. 2025), which may all be zero."""
 
-    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
+    def weights(self, q, k, mask, p):
         return softpick(layers.scores(q, k, mask))
 
 
@@ -97,7 +93,7 @@ class SoftCapped(WrittenOut):
 
     cap = 50.0
 
-    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
+    def weights(self, q, k, mask, p):
         scores = layers.scores(q, k, None)
         capped = self.cap * torch.tanh(scores / self.cap)
         return layers.masked(capped, mask).softmax(-1)
@@ -111,16 +107,14 @@ class ZeroSink(Softmax):
     exponentials: a headwise gate, which a readout_norm would cancel.
     """
 
-    def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
+    def sink_logit(self, x):
         """x (B, T, C) -> the sink's logit for each query (B, T, H)."""
         return x.new_zeros(*x.shape[:2], self.n_head)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         return super().project(x, state, start, document).replace(sink=self.sink_logit(x))
 
-    def attend(self, q, k, v, mask, p: Projection) -> torch.Tensor:
+    def attend(self, q, k, v, mask, p):
         """torch's kernels read a first key, whose value is zero. In one more channel it has a 1, the
         other keys a 0, and a query the logit times sqrt(D). Kernels want v as wide."""
         T, D = q.shape[2:]
@@ -136,7 +130,7 @@ class ZeroSink(Softmax):
         o = layers.attention(q, k, v, mask, D**-0.5)
         return o[:, :, -T:, :D]
 
-    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
+    def weights(self, q, k, mask, p):
         """The weights of the keys. The sink's, which writes nothing, is left out."""
         scores = layers.scores(q, k, mask)
         scores = torch.cat([scores, p.sink.mT[..., None].to(scores.dtype)], dim=-1)
@@ -150,7 +144,7 @@ class HeadSink(ZeroSink):
         super().__init__(config, gate)
         self.sink = SinkLogit(config.n_head)
 
-    def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
+    def sink_logit(self, x):
         return self.sink.logit.expand(*x.shape[:2], -1)
 
 
@@ -159,7 +153,7 @@ class SinkLogit(nn.Module):
         super().__init__()
         self.logit = nn.Parameter(torch.empty(n_head))
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.normal_(0.0, 0.02, generator=generator)  # as in gpt-oss
 
 
@@ -170,7 +164,7 @@ class TokenSink(ZeroSink):
         super().__init__(config, gate)
         self.sink = nn.ModuleDict({"proj": nn.Linear(config.n_embd, config.n_head, bias=False)})
 
-    def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
+    def sink_logit(self, x):
         return self.sink["proj"](x)
 
 
@@ -194,7 +188,7 @@ class SiLUReadout(Softmax):
     """Softmax whose readout goes through SiLU: the row without parameters of table 3 in Qiu et al.
     (2025)."""
 
-    def normed(self, o: torch.Tensor) -> torch.Tensor:
+    def normed(self, o):
         return F.silu(super().normed(o))
 
 
@@ -217,13 +211,11 @@ class GatedDeltaNet2(KDA):
     beta for each channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t
     S_{t-1} + k_t (w_t * v_t)^T."""
 
-    def beta_widths(self, config) -> list[int]:
+    def beta_widths(self, config):
         Hk, H, Dk, Dv = config.head_sizes
         return [Hk * Dk, H * Dv]
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         p = super().project(x, state, start, document)
         erase, write = p.beta.split([p.k[0, 0].numel(), p.v[0, 0].numel()], dim=-1)
         # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
@@ -250,9 +242,7 @@ class DeltaProduct(GatedDeltaNet):
         self.sub_tokens = self.n_steps
         self.flops_per_entry *= self.n_steps
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         p, n = super().project(x, state, start, document), self.sub_tokens
         # (B, n T, heads, ...)
         k, v, beta = (y.unflatten(2, (n, -1)).flatten(1, 2) for y in (p.k, p.v, p.beta))
@@ -262,13 +252,13 @@ class DeltaProduct(GatedDeltaNet):
         log_decay = F.pad(p.log_decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)
         return Projection(q, k, v, log_decay, beta)
 
-    def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def gated(self, position, y, x):
         """A gate on q, k or v is the same for all sub-tokens of a token."""
         if position in self.gates and position in ("query", "key", "value"):
             x = x.repeat_interleave(self.sub_tokens, dim=1)
         return super().gated(position, y, x)
 
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+    def read(self, p, state, start):
         # (B, T, H, Dv)
         return super().read(p, state, start)[:, self.sub_tokens - 1 :: self.sub_tokens]
 
@@ -304,15 +294,13 @@ class Mamba3(Mixer):
             nn.Parameter(torch.empty(n)) for n in (2 * H * N, H, H)
         )
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         if name == "kq_bias":
             start.fill_(1.0)
         else:
             super().init_parameter(name, start, generator)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         N, n = self.key_width, self.parts[-1]
         vkq, *rates = self.in_proj(x).split(self.parts, dim=-1)
         v, kq = self.conv(vkq, state, document).split([self.parts[0] - 2 * N, 2 * N], dim=-1)
@@ -362,17 +350,17 @@ class Mamba3(Mixer):
             k = k.masked_fill(p.document.first[:, :, None, None], 0.0)
         return p.replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(-1)
 
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+    def read(self, p, state, start):
         late, own = self.late(p, state)
         return super().read(late, state, start) + own[..., None] * p.v
 
-    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self, B, length):
         widths = dict(k=(self.key_width,), v=(self.value_width,), own=(), angle=(self.parts[-1],))
         return super().state_shapes(B, length) | {
             name: (B, self.n_head, *width) for name, width in widths.items()
         }
 
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
+    def explicit_weights(self, p):
         late, own = self.late(p, None)
         return (
             F.pad(super().explicit_weights(late)[..., 1:], (0, 1))
@@ -404,7 +392,7 @@ class Monarch(Mixer):
     flops_per_entry = 4 * m + 6  # of S: two products with blocks, their sigmoids, written and read
 
     @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
+    def check(cls, name, config):
         super().check(name, config)
         if config.block_size > cls.longest:
             why = "it runs token by token, since products of its transitions have no cheap chunked form"
@@ -422,12 +410,10 @@ class Monarch(Mixer):
         # flat: a 1-D parameter gets no weight decay
         self.skew = nn.Parameter(torch.empty(2 * H * m**3))
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.normal_(0.0, 0.02, generator=generator)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv = self.conv(self.qkv(x), state, document).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, n or D)
         # (B, T, H, 2m): L's, R's
@@ -440,7 +426,7 @@ class Monarch(Mixer):
         A, one = A - A.mT, torch.eye(self.m, dtype=A.dtype, device=A.device)
         return torch.linalg.solve_ex(one + A, one - A)[0]  # solve would wait for a GPU
 
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+    def read(self, p, state, start):
         if state is None:
             state = self.init_state(len(p.v), p.v.device, p.v.dtype)
         q, k, v, S = (

@@ -100,7 +100,7 @@ class ShortConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, channels)) if width else None
         self.bias = nn.Parameter(torch.empty(channels)) if width and bias else None
 
-    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.uniform_(-(self.width**-0.5), self.width**-0.5, generator=generator)
 
     def forward(self, x: Tensor, state: dict | None, document: Documents | None = None) -> Tensor:

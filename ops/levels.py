@@ -157,7 +157,7 @@ class Levels(nn.Module):
         if not self.is_merged:
             self.scale = nn.Parameter(torch.empty(n_head * self.n_levels))
 
-    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.fill_(1.0)
 
     def forward(self, x: Tensor, start: int, document: Documents | None = None) -> Tensor:
