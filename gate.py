@@ -48,9 +48,9 @@ class ZeroLinear(nn.Linear):
 class Gate(nn.Module):
     """y (B, T, heads, width), x (B, T, C) -> y' = act(y, g) of y's shape, with g = W x (+ bias).
 
-    g has one number per entry of y (elementwise), per head (headwise), per channel (shared) or per
-    token (scalar). W starts at zero, so that sigmoid halves y at first and sigmoid2 keeps it. A
-    native gate's W starts as any linear layer does, as published.
+    For each token g has one number per entry of y (elementwise), per head (headwise), per channel
+    that all heads share (shared), or a single one (scalar). W starts at zero, so that sigmoid halves
+    y at first and sigmoid2 keeps it. The W of a native gate starts as any linear layer does.
 
     Of the config: gate_rank is the rank of W (0: full). gate_bias is where a trained bias starts
     (None: there is none). With gate_input="static" g is a trained constant that starts at gate_bias
@@ -120,7 +120,7 @@ class Gate(nn.Module):
         return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
 
 
-# What a mixer has gates on: {position: the (heads, width) of it}. G1 to G5 are those of Qiu et al.
+# {position: the (heads, width) of what stands there}. G1 to G5 are the names of Qiu et al.
 POSITIONS = {
     "readout": lambda mixer: (mixer.n_head, mixer.value_width),  # G1
     "value": lambda mixer: mixer.shapes["value"],  # G2

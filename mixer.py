@@ -41,7 +41,7 @@ class Projection(NamedTuple):
     sink: torch.Tensor | None = None  # (B, T, H), the logits of a softmax layer's sinks
     # (B, T, H, L), how much of each level is read (ops/levels.py); Mixer makes them
     levels: torch.Tensor | None = None
-    document: Documents | None = None  # of packed rows, which Mixer passes on
+    document: Documents | None = None  # of packed rows; Mixer adds it
 
     def replace(self, **values) -> "Projection":
         """_replace(**values), which torch 2.11 cannot compile in front of fla's kernels."""
@@ -122,8 +122,8 @@ class Mixer(nn.Module):
                 )
 
     def __init__(self, config, gate, *, query, key, value, native_rank=0):
-        """query, key, value: (heads, width) of each. native_rank: rank of the native gate's weight
-        (0: full rank)."""
+        """query, key, value: the (heads, width) of each. native_rank: the rank of the native gate's
+        weight (0: full)."""
         super().__init__()
         self.config = config
         self.shapes = {"query": query, "key": key, "value": value}

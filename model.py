@@ -35,9 +35,10 @@ from ops.loss import cross_entropy_sum
 class Softmax(Mixer):
     """Softmax attention with RoPE and grouped key/value heads; QK-norm and a window are optional.
 
-    In decoding the state is a KV cache of the last `cache_size` tokens. For ALiBi or another mask,
-    subclass it and define bias(self, i, j): positions of queries (T, 1) and of keys (S,) -> what is
-    added to the scores, (T, S) or (H, T, S); -inf hides a key. variants.py has more examples.
+    In decoding the state is a KV cache of the last `cache_size` tokens. To add something to the
+    scores, as ALiBi does, subclass it and define bias(self, i, j). It gets the positions i of
+    queries (T, 1) and j of keys (S,), and returns (T, S) or (H, T, S); -inf hides a key. variants.py
+    has more subclasses.
     """
 
     past_block_size = "rolls"
@@ -58,9 +59,10 @@ class Softmax(Mixer):
         if config.qk_norm:
             self.q_norm = RMSNorm(D, eps=config.norm_eps)
             self.k_norm = RMSNorm(D, eps=config.norm_eps)
-        # position may be a pattern by layer, such as rope,none: `project` asks for this layer's word
+        # position may be a pattern by layer, such as rope,none. Which word is this layer's is known in
+        # `project`, since GPT numbers the layers later
         if "rope" in config.position:
-            # cos and sin, made at the first call; GPT.__init__ lets layers of equal settings share one
+            # cos and sin, made at the first call; GPT lets layers of equal settings share them
             self.angles = layers.Angles(
                 layers.rope_frequencies,
                 int(D * self.rope_fraction),
@@ -104,6 +106,7 @@ class Softmax(Mixer):
         return o.transpose(1, 2)
 
     def read_documents(self, p):
+        # one call for all lengths, where this layer is softmax as it stands here and a kernel takes it
         own = type(self)
         is_plain = own.attend is Softmax.attend and own.read is Softmax.read and self.bias is None
         if is_plain and layers.takes_documents(p.q, self.window):
@@ -197,8 +200,8 @@ class CosFormer(Mixer):
         return Projection(F.relu(q), F.relu(k), v)
 
     def gated_projection(self, x, state=None, start=0, document=None):
-        """With the gated q and k turned into features: the gates have width D, the features 2D.
-        Raises UserError past M."""
+        """Gates q and k, which have width D, and turns them into features of width 2D. Raises
+        UserError past M."""
         p = super().gated_projection(x, state, start, document)
         M = self.config.block_size
         end = start + x.shape[1]
@@ -387,8 +390,8 @@ def check_layers(config: GPTConfig) -> None:
     kernels.check_kernels(config.kernels, has_recurrence)
     if config.mlp == "none" and config.match_params:
         raise UserError("match_params=True: mlp='none' has no MLP to narrow")
-    # norm_first moves the gate on the readout, so that a layer with such a gate must have a norm;
-    # where no layer has one, any layer with a norm will do
+    # norm_first=False swaps the norm and the gate of a readout: a layer with such a gate must have a
+    # norm, or any layer, if none has such a gate
     concerned = {MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions}
     concerned = concerned or used
     has_norm = any(mixer.norm_of(config) in READOUT_NORMS for mixer in concerned)
@@ -441,9 +444,9 @@ MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU, "none": None}
 
 
 def mlp_width(config: GPTConfig, mixer: Mixer) -> int:
-    """The hidden width of the MLP beside this mixer. An MLP of any kind has the parameters of a GELU
-    MLP of width mlp_ratio * n_embd; with match_params, that many less the gates'. Raises UserError
-    if no width is left."""
+    """The hidden width of the MLP beside this mixer. An MLP of any kind has as many parameters as a
+    GELU MLP of width mlp_ratio * n_embd, and with match_params so many fewer as the mixer's gates
+    have. Raises UserError if no width is left."""
     n = MLPS[config.mlp].n_matrices
     hidden = round(config.mlp_ratio * config.n_embd * 2 / n)
     if config.match_params:
@@ -496,7 +499,7 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise UserError("vocab_size is not set: give the number of token ids")
         self.config = config
-        # for init_weights. It is drawn first: how much the modules below draw depends on the config
+        # for init_weights. Drawn here, since what the modules below draw depends on the config
         seed = int(torch.randint(2**31, (), device="cpu"))
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.head = None
@@ -578,10 +581,12 @@ class GPT(nn.Module):
         document: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[dict] | None]:
         """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is
-        updated in place. document (B, T): of packed rows, the place in the row at which the document
-        of each token begins; each document is read as if it were alone. Raises UserError where
-        cosformer or learned positions would go past block_size, and for a mixer that cannot keep
-        documents apart."""
+        updated in place.
+
+        document (B, T), of packed rows: where in its row the document of each token begins. Each
+        document is then read as if it were alone. Raises UserError where cosformer or learned
+        positions would go past block_size, and for a mixer that cannot keep documents apart.
+        """
         end = start + idx.shape[1]
         position: Any = slice(start, end)
         options = {}  # a block or mixer that reads no packed rows need not take `document`
@@ -701,9 +706,9 @@ class GPT(nn.Module):
         gate_weight_decay: float | None = None,
         gate_lr_scale: float = 1.0,
     ) -> list[dict]:
-        """Groups for an optimizer, with names: the matrices, and the vectors (norms, biases, A_log),
-        which do not decay; then those of the gates. gate_weight_decay=None: weight_decay. What needs
-        no gradient is left out."""
+        """Groups of (name, parameter) for an optimizer: matrices, then vectors (norms, biases,
+        A_log), which do not decay; then the gates' matrices and vectors. gate_weight_decay=None:
+        weight_decay. What needs no gradient is left out."""
         if gate_weight_decay is None:
             gate_weight_decay = weight_decay
         groups: list[dict] = [  # matrices, vectors, matrices of gates, vectors of gates

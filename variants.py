@@ -243,7 +243,8 @@ class DeltaProduct(GatedDeltaNet):
         self.flops_per_entry *= self.n_steps
 
     def project(self, x, state, start, document=None):
-        p, n = super().project(x, state, start, document), self.sub_tokens
+        p = super().project(x, state, start, document)
+        n = self.sub_tokens
         # (B, n T, heads, ...)
         k, v, beta = (y.unflatten(2, (n, -1)).flatten(1, 2) for y in (p.k, p.v, p.beta))
         # zeros before the last sub-token
@@ -267,6 +268,15 @@ class DeltaProduct(GatedDeltaNet):
 # State space models
 
 
+class NormOfHalves(RMSNorm):
+    """RMSNorm of each half of the channels, with a mean of its own."""
+
+    def forward(self, x):
+        halves = x.unflatten(-1, (2, -1))
+        normed = F.rms_norm(halves, halves.shape[-1:], eps=self.eps)
+        return normed.flatten(-2) * self.weight
+
+
 class Mamba3(Mixer):
     """Mamba-3 (Lahoti et al. 2026) in its SISO form: a share r of a token is written at once, the
     rest with the next.
@@ -288,11 +298,10 @@ class Mamba3(Mixer):
         self.parts = (H * D + 2 * N, H, H, H, N // 4)  # v k q, dt, A, r, angle
         self.in_proj = FusedLinear(config.n_embd, (H * D, N, N, *self.parts[1:]))
         self.conv = make_conv(config, self.parts[0])
-        self.kq_norm = RMSNorm(2 * N, eps=config.norm_eps)
-        self.kq_norm.groups = 2
-        self.kq_bias, self.dt_bias, self.D = (
-            nn.Parameter(torch.empty(n)) for n in (2 * H * N, H, H)
-        )
+        self.kq_norm = NormOfHalves(2 * N, eps=config.norm_eps)
+        self.kq_bias = nn.Parameter(torch.empty(2 * H * N))
+        self.dt_bias = nn.Parameter(torch.empty(H))
+        self.D = nn.Parameter(torch.empty(H))
 
     def init_parameter(self, name, start, generator):
         if name == "kq_bias":
@@ -301,16 +310,14 @@ class Mamba3(Mixer):
             super().init_parameter(name, start, generator)
 
     def project(self, x, state, start, document=None):
-        N, n = self.key_width, self.parts[-1]
+        N = self.key_width
+        n = self.parts[-1]  # pairs that turn
         vkq, *rates = self.in_proj(x).split(self.parts, dim=-1)
         v, kq = self.conv(vkq, state, document).split([self.parts[0] - 2 * N, 2 * N], dim=-1)
         dt, A, share, angle = (at_least_float32(y) for y in rates)
-        # (B, T, H)
-        v, dt, share = (
-            v.unflatten(-1, (self.n_head, -1)),
-            F.softplus(dt + self.dt_bias),
-            share.sigmoid(),
-        )
+        v = v.unflatten(-1, (self.n_head, -1))  # (B, T, H, D)
+        dt = F.softplus(dt + self.dt_bias)  # (B, T, H)
+        share = share.sigmoid()
         turns = dt[..., None] * math.pi * angle.tanh()[:, :, None]  # (B, T, H, n)
         if document is None:
             angle = turns.cumsum(1)
@@ -319,27 +326,24 @@ class Mamba3(Mixer):
         if state is not None:
             angle = angle + state["angle"][:, None]
             state["angle"] = angle[:, -1].remainder(2 * math.pi)
-        kq = self.kq_norm(at_least_float32(kq)).unflatten(-1, (2, 1, N)) + self.kq_bias.view(
-            2, -1, N
-        )
-        pairs, kept = kq.split([2 * n, N - 2 * n], dim=-1)  # (B, T, 2, H, ...)
-        (a, b), cos, sin = (
-            pairs.unflatten(-1, (n, 2)).unbind(-1),
-            angle.cos()[:, :, None],
-            angle.sin()[:, :, None],
-        )
+        kq = self.kq_norm(at_least_float32(kq)).unflatten(-1, (2, 1, N))
+        kq = kq + self.kq_bias.view(2, -1, N)  # (B, T, 2, H, N)
+        pairs, kept = kq.split([2 * n, N - 2 * n], dim=-1)
+        a, b = pairs.unflatten(-1, (n, 2)).unbind(-1)
+        cos = angle.cos()[:, :, None]
+        sin = angle.sin()[:, :, None]
         pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
         k, q = torch.cat([pairs, kept], dim=-1).to(v.dtype).unbind(2)
         # (B, T, H, 2), in the place of beta
         factors = torch.stack([share * dt, (1 - share) * dt], dim=-1)
-        return Projection(
-            q, k, v, -F.softplus(A).clamp(min=1e-4) * dt, factors, skip=self.D[:, None] * v
-        )
+        log_decay = -F.softplus(A).clamp(min=1e-4) * dt
+        return Projection(q, k, v, log_decay, factors, skip=self.D[:, None] * v)
 
     def late(self, p: Projection, state: dict | None) -> tuple[Projection, torch.Tensor]:
         """What the recurrence computes, with k and v of the token before; the weight of a token's
         own v (B, T, H)."""
-        (own, rest), before = p.beta.unbind(-1), {}
+        own, rest = p.beta.unbind(-1)
+        before = {}
         for name, y in (("k", p.k), ("v", p.v), ("own", own)):
             last = torch.zeros_like(y[:, 0]) if state is None else state[name].to(y.dtype)
             before[name] = torch.cat([last[:, None], y[:, :-1]], dim=1)
@@ -348,24 +352,27 @@ class Mamba3(Mixer):
         k = (p.log_decay.exp() * (before["own"] + rest))[..., None] * before["k"]
         if p.document is not None:  # the token before is of another document
             k = k.masked_fill(p.document.first[:, :, None, None], 0.0)
-        return p.replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(-1)
+        weight = own * (at_least_float32(p.q) * p.k).sum(-1)
+        return p.replace(k=k, v=before["v"], beta=None), weight
 
     def read(self, p, state, start):
         late, own = self.late(p, state)
         return super().read(late, state, start) + own[..., None] * p.v
 
     def state_shapes(self, B, length):
-        widths = dict(k=(self.key_width,), v=(self.value_width,), own=(), angle=(self.parts[-1],))
-        return super().state_shapes(B, length) | {
-            name: (B, self.n_head, *width) for name, width in widths.items()
+        H = self.n_head
+        of_last_token = {
+            "k": (B, H, self.key_width),
+            "v": (B, H, self.value_width),
+            "own": (B, H),
+            "angle": (B, H, self.parts[-1]),
         }
+        return super().state_shapes(B, length) | of_last_token
 
     def explicit_weights(self, p):
         late, own = self.late(p, None)
-        return (
-            F.pad(super().explicit_weights(late)[..., 1:], (0, 1))
-            + own.transpose(1, 2).diag_embed()
-        )
+        of_others = F.pad(super().explicit_weights(late)[..., 1:], (0, 1))
+        return of_others + own.transpose(1, 2).diag_embed()
 
 
 class Monarch(Mixer):
@@ -423,23 +430,26 @@ class Monarch(Mixer):
     def blocks(self) -> torch.Tensor:
         """The blocks of L and of R: (2, H, m, m, m)."""
         A = at_least_float32(self.skew).view(2, self.n_head, self.m, self.m, self.m)
-        A, one = A - A.mT, torch.eye(self.m, dtype=A.dtype, device=A.device)
+        A = A - A.mT
+        one = torch.eye(self.m, dtype=A.dtype, device=A.device)
         return torch.linalg.solve_ex(one + A, one - A)[0]  # solve would wait for a GPU
 
     def read(self, p, state, start):
         if state is None:
             state = self.init_state(len(p.v), p.v.device, p.v.dtype)
-        q, k, v, S = (
-            at_least_float32(y)
-            for y in (p.q[..., None, :], p.k[..., None], p.v[..., None, :], state["S"])
-        )
-        gates, outputs = p.log_decay.exp(), []
+        q = at_least_float32(p.q)[..., None, :]  # (B, T, H, 1, n)
+        k = at_least_float32(p.k)[..., None]  # (B, T, H, n, 1)
+        v = at_least_float32(p.v)[..., None, :]  # (B, T, H, 1, D)
+        S = at_least_float32(state["S"])
+        gates = p.log_decay.exp()
+        outputs = []
         if p.document is not None:  # the state before a document is forgotten
             gates = gates.masked_fill(p.document.first[:, :, None, None], 0.0)
         gates = gates.unflatten(-1, (2, self.m, 1, 1))  # (B, T, H, 2, m, 1, 1)
         with torch.autocast(v.device.type, enabled=False):
             L, R = self.blocks()
-            for q_t, k_t, v_t, gate in zip(*(y.unbind(1) for y in (q, k, v, gates)), strict=True):
+            by_token = [y.unbind(1) for y in (q, k, v, gates)]
+            for q_t, k_t, v_t, gate in zip(*by_token, strict=True):
                 S = S.unflatten(2, (self.m, self.m))  # (B, H, m, m, D)
                 S = (gate[:, :, 1] * product(R, S)).transpose(2, 3)
                 S = (gate[:, :, 0] * product(L, S)).transpose(2, 3)

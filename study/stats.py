@@ -357,9 +357,11 @@ def detectable(n: int, level: float) -> tuple[float, float]:
         return math.inf, math.inf
     if n > SIMULATED_SEEDS:
         critical, root = stats.t.isf(level, n - 1), math.sqrt(n)
-        effect = optimize.brentq(
-            lambda x: stats.nct.sf(critical, n - 1, x * root) - POWER, 0.0, 10 * (critical + 1)
-        )
+
+        def power_above(x):
+            return stats.nct.sf(critical, n - 1, x * root) - POWER
+
+        effect = optimize.brentq(power_above, 0.0, 10 * (critical + 1))
         return effect, float((critical + stats.norm.isf((1 - POWER) / 2)) / root)
     # (subsets, n), without the empty one
     members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
