@@ -62,7 +62,11 @@ def main(argv: list[str]) -> None:
         torch.set_float32_matmul_precision("high")  # for all sides, as train.py and nanoGPT's do
     files.claim(Path(config.out_dir), "bench", config.overwrite)
     about = describe(config)
-    with signals_to(lambda number: sys.exit(128 + number)):
+
+    def leave(number):
+        sys.exit(128 + number)
+
+    with signals_to(leave):
         for name, part in PARTS.items():
             if name in config.what or "all" in config.what:
                 rows = Rows(config, name)

@@ -41,16 +41,16 @@ class ZeroLinear(nn.Linear):
         super().__init__(n_in, n_out, bias=bias_start is not None)
         self.bias_start = bias_start
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.fill_(self.bias_start if name == "bias" else 0.0)
 
 
 class Gate(nn.Module):
     """y (B, T, heads, width), x (B, T, C) -> y' = act(y, g) of y's shape, with g = W x (+ bias).
 
-    g has one number per entry of y (elementwise), per head (headwise), per channel (shared) or per
-    token (scalar). W starts at zero, so that sigmoid halves y at first and sigmoid2 keeps it. A
-    native gate's W starts as any linear layer does, as published.
+    For each token g has one number per entry of y (elementwise), per head (headwise), per channel
+    that all heads share (shared), or a single one (scalar). W starts at zero, so that sigmoid halves
+    y at first and sigmoid2 keeps it. The W of a native gate starts as any linear layer does.
 
     Of the config: gate_rank is the rank of W (0: full). gate_bias is where a trained bias starts
     (None: there is none). With gate_input="static" g is a trained constant that starts at gate_bias
@@ -58,7 +58,8 @@ class Gate(nn.Module):
     """
 
     def __init__(self, config, granularity, heads, width, native=None, native_rank=0):
-        """native: the activation of a published gate, which has no gate_* keys."""
+        """native: the activation of a mixer's published gate, which the gate_* keys do not change;
+        None for any other gate."""
         super().__init__()
         shapes = {
             "elementwise": (heads, width),
@@ -89,7 +90,7 @@ class Gate(nn.Module):
         if self.activation == "learned":
             self.slope = nn.Parameter(torch.empty(1))
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.fill_(1.0 if name == "slope" else self.static_start)
 
     def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -119,7 +120,7 @@ class Gate(nn.Module):
         return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
 
 
-# What a mixer has gates on: {position: the (heads, width) of it}. G1 to G5 are those of Qiu et al.
+# {position: the (heads, width) of what stands there}. G1 to G5 are the names of Qiu et al.
 POSITIONS = {
     "readout": lambda mixer: (mixer.n_head, mixer.value_width),  # G1
     "value": lambda mixer: mixer.shapes["value"],  # G2
@@ -174,12 +175,13 @@ def reason_against(granularity: str, position: str, mixer, config) -> str:
     is_in_denominator = norm == "denominator" and position in ("query", "key", "denominator")
     if is_in_denominator and not is_positive(activation):
         return f"gate_activation={activation!r} can make its denominator negative"
-    # a norm cancels a factor that all of its inputs share; a denominator, one that all scores share
-    has_norm = norm not in ("none", "denominator")
-    is_before_norm = position == "readout" and has_norm and not config.norm_first
-    is_before_norm |= position == "query" and norm != "none" and mixer.is_linear_in_query
-    is_shared = granularity == "scalar"
-    is_shared |= granularity == "headwise" and not mixer.norms_heads_together
-    if is_before_norm and is_shared and is_factor(activation):
+    # a norm cancels a factor that all of its inputs share, and so does a denominator
+    is_before_norm = False
+    if position == "readout":
+        is_before_norm = norm not in ("none", "denominator") and not config.norm_first
+    elif position == "query":
+        is_before_norm = norm != "none" and mixer.is_linear_in_query
+    shared = ("scalar",) if mixer.norms_heads_together else ("scalar", "headwise")
+    if is_before_norm and granularity in shared and is_factor(activation):
         return "has no effect, because a norm behind it cancels a factor that its inputs share"
     return ""

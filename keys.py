@@ -75,7 +75,7 @@ RETIRED = {
     "logit_softcap": (None, "3c5ad23"),
     "lr_decay_iters": (None, "65a93f7"),
 }
-CLASS_OF = {  # the mixer that takes the place of softmax
+CLASS_OF = {  # {(key, its value): the mixer that takes the place of softmax, or of kda for native_bias}
     ("sink", "zero"): "sink_zero",
     ("sink", "head"): "sink_head",
     ("sink", "token"): "sink_token",
@@ -85,8 +85,8 @@ CLASS_OF = {  # the mixer that takes the place of softmax
     ("qkv_bias", True): "qwen2",
     ("rope_fraction", 0.25): "qwen3_next",
     ("readout_activation", "silu"): "silu_readout",
+    ("native_bias", True): "kda_fla",
 }
-CLASS_OF_KDA = {("native_bias", True): "kda_fla"}  # and the one that takes the place of kda
 
 
 class LayerGate(NamedTuple):
@@ -123,8 +123,8 @@ def keys_of_today(keys: dict) -> dict:
         value = keys.pop(name, unused)
         if value == unused:
             continue
-        before = "kda" if (name, value) in CLASS_OF_KDA else "softmax"
-        mixer = (CLASS_OF | CLASS_OF_KDA).get((name, value))
+        before = "kda" if name == "native_bias" else "softmax"
+        mixer = CLASS_OF.get((name, value))
         words = [word.strip() for word in keys.get("attention", "softmax").split(",")]
         if mixer is None or before not in words:
             raise UserError(
@@ -154,6 +154,11 @@ def mlp_ratio_of(width: int, n_embd: int, mlp: str) -> float:
     """The mlp_ratio that gives an MLP of this hidden width."""
     n_matrices = 3 if mlp == "swiglu" else 2
     return width * n_matrices / 2 / n_embd
+
+
+def find_start(init_from: str):
+    """Raises UserError for an init_from that is neither a word nor a checkpoint."""
+    return init_from in ("scratch", "resume", "auto") or find_checkpoint(init_from)
 
 
 def word_of(pattern: str, layer: int) -> str:
@@ -361,7 +366,7 @@ class TrainConfig(GPTConfig):
     init_from: str = key(
         "scratch",
         "scratch; resume: go on with out_dir's ckpt.pt; auto: resume if it is there, else scratch; or a checkpoint",
-        find=lambda start: start in ("scratch", "resume", "auto") or find_checkpoint(start),
+        find=find_start,
     )
     overwrite: bool = key(
         False, "true: replace the run in out_dir, or write among files that are not of a run"

@@ -22,14 +22,13 @@ from ops.fast import at_least_float32
 from ops.layers import Angles, ResidualLinear, RMSNorm, ShortConv
 
 DENOMINATOR_MIN = 1e-6
-# made as norm(width, eps=...). Each cancels a factor that all of its inputs share, which
-# gate.reason_against counts on
+# {readout_norm: class}. gate.reason_against counts on that each cancels a factor on all of its inputs
 READOUT_NORMS = {"rms": RMSNorm}
 
 
 class Projection(NamedTuple):
-    """What `project` returns. Softmax: q has H heads, k and v have Hk of them, which divides H. All
-    other mixers: v has H heads, q and k have Hk."""
+    """What `project` returns. H is the number of heads of the readout, and Hk divides it: with
+    softmax k and v have Hk heads, with every other mixer q and k."""
 
     q: torch.Tensor  # (B, T, H or Hk, Dk)
     k: torch.Tensor  # (B, T, Hk, Dk)
@@ -42,7 +41,7 @@ class Projection(NamedTuple):
     sink: torch.Tensor | None = None  # (B, T, H), the logits of a softmax layer's sinks
     # (B, T, H, L), how much of each level is read (ops/levels.py); Mixer makes them
     levels: torch.Tensor | None = None
-    document: Documents | None = None  # of packed rows, which Mixer passes on
+    document: Documents | None = None  # of packed rows; Mixer adds it
 
     def replace(self, **values) -> "Projection":
         """_replace(**values), which torch 2.11 cannot compile in front of fla's kernels."""
@@ -83,16 +82,13 @@ class Mixer(nn.Module):
     reads_packed = True
     tolerance = 0.0  # how much later tokens may change earlier logits by rounding (an FFT does)
     longest: int | None = None  # the largest block_size that it takes (None: any)
-    sub_tokens = (
-        1  # steps of the recurrence per token: the T of `project` is so many times that of x
-    )
+    sub_tokens = 1  # steps of the recurrence for a token: `project` returns so many times T
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it, 1 for its decay
     flops_per_level = 3  # of an entry of one level's state: 2 to read it, 1 for its decay
 
     def __init_subclass__(cls):
-        """A class with a `read` or `forward` of its own has to say anew what is true of its readout:
-        what it does not say is not inherited from another readout, which would give wrong
-        meters."""
+        """A class with a `read` or `forward` of its own has another readout than its parents. What
+        they declare of theirs is not inherited, or the meters would be wrong."""
         super().__init_subclass__()
         own = vars(cls)
         if "read" in own or "forward" in own:
@@ -126,15 +122,15 @@ class Mixer(nn.Module):
                 )
 
     def __init__(self, config, gate, *, query, key, value, native_rank=0):
-        """query, key, value: (heads, width) of each. native_rank: rank of the native gate's weight
-        (0: full rank)."""
+        """query, key, value: the (heads, width) of each. native_rank: the rank of the native gate's
+        weight (0: full)."""
         super().__init__()
         self.config = config
         self.shapes = {"query": query, "key": key, "value": value}
         self.n_head = max(query[0], value[0])
         self.key_width = query[1]
         self.value_width = value[1]
-        # asked here and not in read: torch.compile traces read, and this looks for an installed package
+        # it looks for an installed package, which torch.compile could not trace in `read`
         self.has_fla = config.kernels != "torch" and kernels.has_fla()
         self.form = ""  # of the recurrence, in the last call; train.py prints it
         self.angles: Angles | None = None  # of the positions, where a mixer asks for them
@@ -150,17 +146,13 @@ class Mixer(nn.Module):
             shape = POSITIONS["readout"](self)
             native = Gate(config, "elementwise", *shape, native=activation, native_rank=native_rank)
             self.gates["native"] = native
-            if place == "before norm":
-                self.before_norm.append(native)
-            else:
-                self.after_norm.append(native)
+            its_side = self.before_norm if place == "before norm" else self.after_norm
+            its_side.append(native)
         for position, granularity in gate.positions.items():
             self.gates[position] = Gate(config, granularity, *POSITIONS[position](self))
         if "readout" in self.gates:
-            if config.norm_first:
-                self.after_norm.append(self.gates["readout"])
-            else:
-                self.before_norm.append(self.gates["readout"])
+            its_side = self.after_norm if config.norm_first else self.before_norm
+            its_side.append(self.gates["readout"])
 
         self.norm_kind = self.norm_of(config)
         self.norm = None
@@ -174,7 +166,7 @@ class Mixer(nn.Module):
         )
         self.out_proj.start_scale = config.out_init_scale
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         """The start of a decay exp(-A softplus(. + dt_bias)) as in Dao & Gu 2024, and of D."""
         if name == "A_log":
             start.uniform_(*self.A_range, generator=generator).log_()
@@ -215,8 +207,8 @@ class Mixer(nn.Module):
             o = gate(o, x)
         if self.config.branch_scale != 1:
             o = self.config.branch_scale * o
-        # where the model itself is in half precision, the float32 of norms and gates has to be cast;
-        # autocast casts by itself
+        # norms and gates make float32, also in a model of half precision; under autocast the weight is
+        # float32, and the product casts by itself
         if self.out_proj.weight.itemsize < 4:
             o = o.to(self.out_proj.weight.dtype)
         y = self.out_proj(o.flatten(2))  # (B, T, C)
@@ -233,17 +225,18 @@ class Mixer(nn.Module):
         document: Documents | None = None,
     ) -> Projection:
         """project(x), with the gates on q, k and v applied: what `read` gets."""
-        # one that reads no packed rows need not take the argument (`check_documents`)
+        # a `project` that cannot keep documents apart need not take `document`
         options = {} if document is None else {"document": document}
         p = self.project(x, state, start, **options)
         # a static gate is float32 even under autocast: without .to() its product would be, too
         q = self.gated("query", p.q, x).to(p.q.dtype)
         k = self.gated("key", p.k, x).to(p.k.dtype)
         v = self.gated("value", p.v, x).to(p.v.dtype)
-        skip = p.skip  # a second path of v to the readout
+        # v may have a second path to the readout, and k a second one to the state
+        skip = p.skip
         if skip is not None:
             skip = self.gated("value", skip, x)
-        erase = p.erase  # and one of k to the state
+        erase = p.erase
         if erase is not None:
             erase = self.gated("key", erase, x)
         of_levels = None if self.levels is None else self.levels(x, start, document)
@@ -253,51 +246,44 @@ class Mixer(nn.Module):
         """The readout of packed rows, in which no document reads another one."""
         if self.reads_packed and p.levels is None:
             return self.read(p, None, 0)
-        # one projection for each length: its documents are the rows
-        fields: dict = {}
-        for name, x in p._asdict().items():
-            if name != "document" and x is not None:
-                fields[name] = p.document.split(x)
+        # one projection for each length, whose rows are the documents of that length
+        stacks: dict = {}
+        for name, y in p._asdict().items():
+            if name != "document" and y is not None:
+                stacks[name] = p.document.split(y)
         outputs = []
-        for values in zip(*fields.values(), strict=True):
-            alone = Projection(**dict(zip(fields, values, strict=True)))
+        for i in range(len(stacks["q"])):
+            alone = Projection(**{name: of_lengths[i] for name, of_lengths in stacks.items()})
             outputs.append(self.read(alone, None, 0))
         return p.document.join(outputs)
 
     def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is
         the denominator."""
-        q, k, erase = self.for_all_heads(p.q), self.for_all_heads(p.k), self.for_all_heads(p.erase)
+        q = self.for_all_heads(p.q)
+        k = self.for_all_heads(p.k)
+        erase = self.for_all_heads(p.erase)
         v = p.v
         if self.norm_kind == "denominator":
             v = F.pad(v, (0, 1), value=1.0)  # a channel of ones sums the weights
-        options: dict = {"log_decay": p.log_decay, "beta": p.beta, "initial_state": None}
-        if state is not None:
-            options["initial_state"] = state["S"]
-        if erase is not None:  # kernels.fla has no such argument
-            options["erase"] = erase
-        uses_fla = self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta, erase)
+        initial_state = None if state is None else state["S"]
+        options: dict = dict(log_decay=p.log_decay, beta=p.beta, initial_state=initial_state)
+        first = None if p.document is None else p.document.first_steps(self.sub_tokens)
         if p.levels is not None:
-            form = levels.chunked
-            options |= {"levels": p.levels, "start": start}
             self.form = "plain PyTorch, by levels"
+            o, S = levels.chunked(q, k, v, **options, erase=erase, levels=p.levels, start=start)
         elif q.shape[1] <= self.sub_tokens:  # one token
-            form = recurrence.recurrent
             self.form = "plain PyTorch, token by token"
-        elif uses_fla:
-            form = kernels.fla
+            o, S = recurrence.recurrent(q, k, v, **options, erase=erase, first=first)
+        elif self.has_fla and q.is_cuda and kernels.fla_computes(q, v, p.beta, erase):
             self.form = "fla's kernels"
+            bounds = None if p.document is None else p.document.bounds(self.sub_tokens)
+            o, S = kernels.fla(q, k, v, **options, bounds=bounds)
         else:
-            form = recurrence.chunked
             self.form = "plain PyTorch, chunk by chunk"
-        if p.document is not None:
-            if form is kernels.fla:
-                options["bounds"] = p.document.bounds(self.sub_tokens)
-            else:
-                options["first"] = p.document.first_steps(self.sub_tokens)
-        o, final = form(q, k, v, **options)
+            o, S = recurrence.chunked(q, k, v, **options, erase=erase, first=first)
         if state is not None:
-            state["S"] = final
+            state["S"] = S
         return o
 
     def for_all_heads(self, y: torch.Tensor | None) -> torch.Tensor | None:

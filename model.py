@@ -35,9 +35,10 @@ from ops.loss import cross_entropy_sum
 class Softmax(Mixer):
     """Softmax attention with RoPE and grouped key/value heads; QK-norm and a window are optional.
 
-    In decoding the state is a KV cache of the last `cache_size` tokens. For ALiBi or another mask,
-    subclass it and define bias(self, i, j): positions of queries (T, 1) and of keys (S,) -> what is
-    added to the scores, (T, S) or (H, T, S); -inf hides a key. variants.py has more examples.
+    In decoding the state is a KV cache of the last `cache_size` tokens. To add something to the
+    scores, as ALiBi does, subclass it and define bias(self, i, j). It gets the positions i of
+    queries (T, 1) and j of keys (S,), and returns (T, S) or (H, T, S); -inf hides a key. variants.py
+    has more subclasses.
     """
 
     past_block_size = "rolls"
@@ -58,9 +59,10 @@ class Softmax(Mixer):
         if config.qk_norm:
             self.q_norm = RMSNorm(D, eps=config.norm_eps)
             self.k_norm = RMSNorm(D, eps=config.norm_eps)
-        # position may be a pattern by layer, such as rope,none: `project` asks for this layer's word
+        # position may be a pattern by layer, such as rope,none. Which word is this layer's is known in
+        # `project`, since GPT numbers the layers later
         if "rope" in config.position:
-            # cos and sin, made at the first call; GPT.__init__ lets layers of equal settings share one
+            # cos and sin, made at the first call; GPT lets layers of equal settings share them
             self.angles = layers.Angles(
                 layers.rope_frequencies,
                 int(D * self.rope_fraction),
@@ -70,9 +72,7 @@ class Softmax(Mixer):
                 config.rope_length or config.block_size,
             )
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv = self.conv(self.qkv(x), state, document).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (-1, self.value_width)) for y in qkv)  # (B, T, H or Hk, D)
         if self.q_norm is not None:
@@ -84,7 +84,7 @@ class Softmax(Mixer):
             k = layers.rotate(k, start, self.angles, restarts)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
 
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+    def read(self, p, state, start):
         q, k, v = (y.transpose(1, 2) for y in (p.q, p.k, p.v))  # (B, H or Hk, T, D)
         T = q.shape[2]
         window = self.window or T
@@ -95,20 +95,18 @@ class Softmax(Mixer):
             k = layers.remember(state["k"], k, start, in_order)  # (B, Hk, S, D)
             v = layers.remember(state["v"], v, start, in_order)
         S = k.shape[2]
-        # torch's kernels need no mask for a whole text, which they read causally, nor for one query
-        # that sees all keys
-        is_whole_text = S == T <= window
-        if T > 1 and not is_whole_text:
-            needs_mask = True
+        # without a mask torch's kernels read a whole text causally, and let one query see all keys
+        is_causal_or_one_query = S == T <= window or T == 1
         mask = None
-        if needs_mask:
-            i = torch.arange(start, start + T, device=q.device)
-            j = torch.arange(start + T - S, start + T, device=q.device)
+        if needs_mask or not is_causal_or_one_query:
+            i = torch.arange(start, start + T, device=q.device)  # positions of the queries
+            j = torch.arange(start + T - S, start + T, device=q.device)  # and of the keys
             mask = self.mask(i, j, window, p)
         o = self.attend(q, k, v, mask, p)  # (B, H, T, D)
         return o.transpose(1, 2)
 
-    def read_documents(self, p: Projection) -> torch.Tensor:
+    def read_documents(self, p):
+        # one call for all lengths, where this layer is softmax as it stands here and a kernel takes it
         own = type(self)
         is_plain = own.attend is Softmax.attend and own.read is Softmax.read and self.bias is None
         if is_plain and layers.takes_documents(p.q, self.window):
@@ -130,7 +128,7 @@ class Softmax(Mixer):
         is read causally, and a single query sees all keys."""
         return layers.attention(q, k, v, mask)
 
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
+    def explicit_weights(self, p):
         q, k = p.q.transpose(1, 2), p.k.transpose(1, 2)
         i = torch.arange(q.shape[2], device=q.device)
         return self.weights(q, k, self.mask(i, i, self.window or len(i), p), p)
@@ -149,7 +147,7 @@ class Softmax(Mixer):
         """How many tokens are remembered in decoding."""
         return min(self.window or self.config.block_size, self.config.block_size)
 
-    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self, B, length):
         # (B, Hk, S, D) is read twice as fast for one query as (B, S, Hk, D)
         shape = (B, self.shapes["key"][0], min(self.cache_size, length), self.value_width)
         return {"k": shape, "v": shape}
@@ -162,7 +160,7 @@ class Softmax(Mixer):
         return 2 * 2 * self.n_head * self.value_width * mean_keys
 
     @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
+    def check(cls, name, config):
         rotated = int(config.head_dim * cls.rope_fraction)
         if "rope" in config.position and (rotated < 2 or rotated % 2):
             raise UserError(
@@ -196,22 +194,14 @@ class CosFormer(Mixer):
         self.conv = make_conv(config, 3 * H * D)
         self.angles = layers.Angles(layers.quarter_turn, config.block_size)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv = self.conv(self.qkv(x), state, document)
         q, k, v = qkv.unflatten(-1, (-1, self.value_width)).chunk(3, dim=2)  # (B, T, H, D)
         return Projection(F.relu(q), F.relu(k), v)
 
-    def gated_projection(
-        self,
-        x: torch.Tensor,
-        state: dict | None = None,
-        start: int = 0,
-        document: Documents | None = None,
-    ) -> Projection:
-        """With the gated q and k turned into features: the gates have width D, the features 2D.
-        Raises UserError past M."""
+    def gated_projection(self, x, state=None, start=0, document=None):
+        """Gates q and k, which have width D, and turns them into features of width 2D. Raises
+        UserError past M."""
         p = super().gated_projection(x, state, start, document)
         M = self.config.block_size
         end = start + x.shape[1]
@@ -245,9 +235,7 @@ class GLA(Mixer):
         self.decay_in = nn.Linear(config.n_embd, self.decay_rank, bias=False)
         self.decay_out = nn.Linear(self.decay_rank, H * Dk)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv = self.conv(self.qkv(x), state, document).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, Dk or Dv)
         logits = self.decay_out(self.decay_in(x)).unflatten(-1, (-1, self.key_width))
@@ -277,9 +265,7 @@ class Mamba2(Mixer):
         self.A_log = nn.Parameter(torch.empty(H))
         self.D = nn.Parameter(torch.empty(H))
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         vkq, dt = self.in_proj(x).split([sum(self.split), self.n_head], dim=-1)
         v, k, q = F.silu(self.conv(vkq, state, document)).split(self.split, dim=-1)
         k = k.unflatten(-1, (1, -1))  # (B, T, 1, N)
@@ -332,9 +318,7 @@ class DeltaNet(Mixer):
         _, H, _, _ = config.head_sizes
         return [H] * self.n_steps
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv, beta, *dt = self.in_proj(x).split(self.parts, dim=-1)
         q, k, v = F.silu(self.conv(qkv, state, document)).split(self.split, dim=-1)
         q = q.unflatten(-1, (-1, self.key_width))  # (B, T, Hk, Dk)
@@ -406,8 +390,8 @@ def check_layers(config: GPTConfig) -> None:
     kernels.check_kernels(config.kernels, has_recurrence)
     if config.mlp == "none" and config.match_params:
         raise UserError("match_params=True: mlp='none' has no MLP to narrow")
-    # norm_first moves the gate on the readout, so that a layer with such a gate must have a norm;
-    # where no layer has one, any layer with a norm will do
+    # norm_first=False swaps the norm and the gate of a readout: a layer with such a gate must have a
+    # norm, or any layer, if none has such a gate
     concerned = {MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions}
     concerned = concerned or used
     has_norm = any(mixer.norm_of(config) in READOUT_NORMS for mixer in concerned)
@@ -460,9 +444,9 @@ MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU, "none": None}
 
 
 def mlp_width(config: GPTConfig, mixer: Mixer) -> int:
-    """The hidden width of the MLP beside this mixer. An MLP of any kind has the parameters of a GELU
-    MLP of width mlp_ratio * n_embd; with match_params, that many less the gates'. Raises UserError
-    if no width is left."""
+    """The hidden width of the MLP beside this mixer. An MLP of any kind has as many parameters as a
+    GELU MLP of width mlp_ratio * n_embd, and with match_params so many fewer as the mixer's gates
+    have. Raises UserError if no width is left."""
     n = MLPS[config.mlp].n_matrices
     hidden = round(config.mlp_ratio * config.n_embd * 2 / n)
     if config.match_params:
@@ -489,9 +473,8 @@ class Block(nn.Module):
             self.mlp = MLPS[config.mlp](config, mlp_width(config, self.mixer))
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, state=None, start=0, document=None):
-        """x (B, T, C); state, start and document as in Mixer."""
-        options = {} if document is None else {"document": document}
+    def forward(self, x, state=None, start=0, **options):
+        """x (B, T, C); state, start and, among the options, document as in Mixer."""
         x = x + self.dropout(self.mixer(self.norm_1(x), state, start, **options))
         if self.mlp is not None:
             x = x + self.dropout(self.mlp(self.norm_2(x)))
@@ -516,7 +499,7 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise UserError("vocab_size is not set: give the number of token ids")
         self.config = config
-        # for init_weights. It is drawn first: how much the modules below draw depends on the config
+        # for init_weights. Drawn here, since what the modules below draw depends on the config
         seed = int(torch.randint(2**31, (), device="cpu"))
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.head = None
@@ -598,25 +581,27 @@ class GPT(nn.Module):
         document: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[dict] | None]:
         """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is
-        updated in place. document (B, T): of packed rows, the place in the row at which the document
-        of each token begins; each document is read as if it were alone. Raises UserError where
-        cosformer or learned positions would go past block_size, and for a mixer that cannot keep
-        documents apart."""
-        documents = None
-        options = {}  # a block or mixer that reads no packed rows need not take the argument
+        updated in place.
+
+        document (B, T), of packed rows: where in its row the document of each token begins. Each
+        document is then read as if it were alone. Raises UserError where cosformer or learned
+        positions would go past block_size, and for a mixer that cannot keep documents apart.
+        """
+        end = start + idx.shape[1]
+        position: Any = slice(start, end)
+        options = {}  # a block or mixer that reads no packed rows need not take `document`
         if document is not None:
             check_documents(self.config)
             documents = Documents(document)
+            position = documents.position
             options["document"] = documents
         x = self.wte(idx)
         if self.wpe is not None:
-            end = start + idx.shape[1]
             if end > self.config.block_size:
                 raise UserError(
                     f"position='learned': there is no embedding past block_size={self.config.block_size}"
                 )
-            places = slice(start, end) if documents is None else documents.position
-            x = x + self.wpe.weight[places]
+            x = x + self.wpe.weight[position]
         x = self.dropout(x)
         for i, block in enumerate(self.blocks):
             x = block(x, None if state is None else state[i], start, **options)
@@ -652,8 +637,7 @@ class GPT(nn.Module):
         reduction: "mean" over the labels, or "sum", for a mean over more than this batch. document:
         None, or that of packed rows, as in `features`.
         """
-        options: dict = {} if document is None else {"document": document}
-        x, _ = self.features(idx, **options)
+        x, _ = self.features(idx, document=document)
         if targets is None:
             return self.logits(x)
         total = self.loss(x, targets)
@@ -722,25 +706,20 @@ class GPT(nn.Module):
         gate_weight_decay: float | None = None,
         gate_lr_scale: float = 1.0,
     ) -> list[dict]:
-        """Groups for an optimizer, with names: the matrices, and the vectors (norms, biases, A_log),
-        which do not decay; then those of the gates. gate_weight_decay=None: weight_decay. What needs
-        no gradient is left out."""
+        """Groups of (name, parameter) for an optimizer: matrices, then vectors (norms, biases,
+        A_log), which do not decay; then the gates' matrices and vectors. gate_weight_decay=None:
+        weight_decay. What needs no gradient is left out."""
         if gate_weight_decay is None:
             gate_weight_decay = weight_decay
-        of_gates = self.gate_parameters()
-        trained = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
-        gates = [(name, p) for name, p in trained if p in of_gates]
-        others = [(name, p) for name, p in trained if p not in of_gates]
-        groups = groups_of(others, weight_decay, 1.0)
-        groups += groups_of(gates, gate_weight_decay, gate_lr_scale)
+        groups: list[dict] = [  # matrices, vectors, matrices of gates, vectors of gates
+            {"params": [], "weight_decay": weight_decay, "lr_scale": 1.0},
+            {"params": [], "weight_decay": 0.0, "lr_scale": 1.0},
+            {"params": [], "weight_decay": gate_weight_decay, "lr_scale": gate_lr_scale},
+            {"params": [], "weight_decay": 0.0, "lr_scale": gate_lr_scale},
+        ]
+        gates = self.gate_parameters()
+        for name, p in self.named_parameters():
+            if p.requires_grad:
+                is_vector = p.dim() < 2
+                groups[2 * (p in gates) + is_vector]["params"].append((name, p))
         return [group for group in groups if group["params"]]
-
-
-def groups_of(named: list[tuple], weight_decay: float, lr_scale: float) -> list[dict]:
-    """The group of the matrices among (name, parameter), and that of the vectors."""
-    matrices = [(name, p) for name, p in named if p.dim() >= 2]
-    vectors = [(name, p) for name, p in named if p.dim() < 2]
-    return [
-        {"params": matrices, "weight_decay": weight_decay, "lr_scale": lr_scale},
-        {"params": vectors, "weight_decay": 0.0, "lr_scale": lr_scale},
-    ]

@@ -17,11 +17,9 @@ import torch.nn.functional as F
 import model
 from base.configurator import UserError
 from gate import ZeroLinear
-from keys import GPTConfig
 from mixer import Mixer, Projection
 from model import KDA, GatedDeltaNet, Softmax
 from ops import layers
-from ops.documents import Documents
 from ops.fast import at_least_float32, product
 from ops.layers import FusedLinear, RMSNorm, make_conv
 
@@ -35,7 +33,7 @@ class WrittenOut(Softmax):
 
     is_written_out = True
 
-    def attend(self, q, k, v, mask, p: Projection) -> torch.Tensor:
+    def attend(self, q, k, v, mask, p):
         weights = self.weights(q, k, mask, p)
         return weights.to(v.dtype) @ layers.for_all_heads(v, q.shape[1])
 
@@ -52,9 +50,7 @@ class FoX(WrittenOut):
         super().__init__(config, gate)
         self.forget = nn.Linear(config.n_embd, config.n_head)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         log_decay = F.logsigmoid(at_least_float32(self.forget(x)))  # (B, T, H)
         if state is not None:
             log_decay = torch.cat([state["log_decay"], log_decay], dim=1)
@@ -62,7 +58,7 @@ class FoX(WrittenOut):
             state["log_decay"] = log_decay[:, x.shape[1] :].clone()
         return super().project(x, state, start, document).replace(log_decay=log_decay)
 
-    def mask(self, i, j, window: int, p: Projection) -> torch.Tensor:
+    def mask(self, i, j, window, p):
         """What is added to the scores: float (B, H, T, S)."""
         total = p.log_decay[:, -len(j) :].cumsum(1).transpose(1, 2)  # (B, H, S)
         # from behind the key up to the query
@@ -70,7 +66,7 @@ class FoX(WrittenOut):
         mask = super().mask(i, j, window, p)
         return between.masked_fill(~mask, -torch.inf) if self.bias is None else between + mask
 
-    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self, B, length):
         decays = {"log_decay": (B, min(self.cache_size, length), self.n_head)}
         return decays | super().state_shapes(B, length)
 
@@ -78,7 +74,7 @@ class FoX(WrittenOut):
 class Softpick(WrittenOut):
     """Weights relu(e^x - 1) / sum |e^x - 1| (Zuhri et al. 2025), which may all be zero."""
 
-    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
+    def weights(self, q, k, mask, p):
         return softpick(layers.scores(q, k, mask))
 
 
@@ -97,7 +93,7 @@ class SoftCapped(WrittenOut):
 
     cap = 50.0
 
-    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
+    def weights(self, q, k, mask, p):
         scores = layers.scores(q, k, None)
         capped = self.cap * torch.tanh(scores / self.cap)
         return layers.masked(capped, mask).softmax(-1)
@@ -111,16 +107,14 @@ class ZeroSink(Softmax):
     exponentials: a headwise gate, which a readout_norm would cancel.
     """
 
-    def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
+    def sink_logit(self, x):
         """x (B, T, C) -> the sink's logit for each query (B, T, H)."""
         return x.new_zeros(*x.shape[:2], self.n_head)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         return super().project(x, state, start, document).replace(sink=self.sink_logit(x))
 
-    def attend(self, q, k, v, mask, p: Projection) -> torch.Tensor:
+    def attend(self, q, k, v, mask, p):
         """torch's kernels read a first key, whose value is zero. In one more channel it has a 1, the
         other keys a 0, and a query the logit times sqrt(D). Kernels want v as wide."""
         T, D = q.shape[2:]
@@ -136,7 +130,7 @@ class ZeroSink(Softmax):
         o = layers.attention(q, k, v, mask, D**-0.5)
         return o[:, :, -T:, :D]
 
-    def weights(self, q, k, mask, p: Projection) -> torch.Tensor:
+    def weights(self, q, k, mask, p):
         """The weights of the keys. The sink's, which writes nothing, is left out."""
         scores = layers.scores(q, k, mask)
         scores = torch.cat([scores, p.sink.mT[..., None].to(scores.dtype)], dim=-1)
@@ -150,7 +144,7 @@ class HeadSink(ZeroSink):
         super().__init__(config, gate)
         self.sink = SinkLogit(config.n_head)
 
-    def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
+    def sink_logit(self, x):
         return self.sink.logit.expand(*x.shape[:2], -1)
 
 
@@ -159,7 +153,7 @@ class SinkLogit(nn.Module):
         super().__init__()
         self.logit = nn.Parameter(torch.empty(n_head))
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.normal_(0.0, 0.02, generator=generator)  # as in gpt-oss
 
 
@@ -170,7 +164,7 @@ class TokenSink(ZeroSink):
         super().__init__(config, gate)
         self.sink = nn.ModuleDict({"proj": nn.Linear(config.n_embd, config.n_head, bias=False)})
 
-    def sink_logit(self, x: torch.Tensor) -> torch.Tensor:
+    def sink_logit(self, x):
         return self.sink["proj"](x)
 
 
@@ -194,7 +188,7 @@ class SiLUReadout(Softmax):
     """Softmax whose readout goes through SiLU: the row without parameters of table 3 in Qiu et al.
     (2025)."""
 
-    def normed(self, o: torch.Tensor) -> torch.Tensor:
+    def normed(self, o):
         return F.silu(super().normed(o))
 
 
@@ -217,13 +211,11 @@ class GatedDeltaNet2(KDA):
     beta for each channel of the key that erases and of the value: S_t = (I - k_t (b_t * k_t)^T) a_t
     S_{t-1} + k_t (w_t * v_t)^T."""
 
-    def beta_widths(self, config) -> list[int]:
+    def beta_widths(self, config):
         Hk, H, Dk, Dv = config.head_sizes
         return [Hk * Dk, H * Dv]
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         p = super().project(x, state, start, document)
         erase, write = p.beta.split([p.k[0, 0].numel(), p.v[0, 0].numel()], dim=-1)
         # (B, T, Hk, Dk) and (B, T, H, Dv), up to beta_max
@@ -250,10 +242,9 @@ class DeltaProduct(GatedDeltaNet):
         self.sub_tokens = self.n_steps
         self.flops_per_entry *= self.n_steps
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
-        p, n = super().project(x, state, start, document), self.sub_tokens
+    def project(self, x, state, start, document=None):
+        p = super().project(x, state, start, document)
+        n = self.sub_tokens
         # (B, n T, heads, ...)
         k, v, beta = (y.unflatten(2, (n, -1)).flatten(1, 2) for y in (p.k, p.v, p.beta))
         # zeros before the last sub-token
@@ -262,19 +253,28 @@ class DeltaProduct(GatedDeltaNet):
         log_decay = F.pad(p.log_decay[:, :, None], (0, 0, 0, n - 1)).flatten(1, 2)
         return Projection(q, k, v, log_decay, beta)
 
-    def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def gated(self, position, y, x):
         """A gate on q, k or v is the same for all sub-tokens of a token."""
         if position in self.gates and position in ("query", "key", "value"):
             x = x.repeat_interleave(self.sub_tokens, dim=1)
         return super().gated(position, y, x)
 
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+    def read(self, p, state, start):
         # (B, T, H, Dv)
         return super().read(p, state, start)[:, self.sub_tokens - 1 :: self.sub_tokens]
 
 
 # --------------------------------------------------------------------------------------------------
 # State space models
+
+
+class NormOfHalves(RMSNorm):
+    """RMSNorm of each half of the channels, with a mean of its own."""
+
+    def forward(self, x):
+        halves = x.unflatten(-1, (2, -1))
+        normed = F.rms_norm(halves, halves.shape[-1:], eps=self.eps)
+        return normed.flatten(-2) * self.weight
 
 
 class Mamba3(Mixer):
@@ -298,31 +298,26 @@ class Mamba3(Mixer):
         self.parts = (H * D + 2 * N, H, H, H, N // 4)  # v k q, dt, A, r, angle
         self.in_proj = FusedLinear(config.n_embd, (H * D, N, N, *self.parts[1:]))
         self.conv = make_conv(config, self.parts[0])
-        self.kq_norm = RMSNorm(2 * N, eps=config.norm_eps)
-        self.kq_norm.groups = 2
-        self.kq_bias, self.dt_bias, self.D = (
-            nn.Parameter(torch.empty(n)) for n in (2 * H * N, H, H)
-        )
+        self.kq_norm = NormOfHalves(2 * N, eps=config.norm_eps)
+        self.kq_bias = nn.Parameter(torch.empty(2 * H * N))
+        self.dt_bias = nn.Parameter(torch.empty(H))
+        self.D = nn.Parameter(torch.empty(H))
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         if name == "kq_bias":
             start.fill_(1.0)
         else:
             super().init_parameter(name, start, generator)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
-        N, n = self.key_width, self.parts[-1]
+    def project(self, x, state, start, document=None):
+        N = self.key_width
+        n = self.parts[-1]  # pairs that turn
         vkq, *rates = self.in_proj(x).split(self.parts, dim=-1)
         v, kq = self.conv(vkq, state, document).split([self.parts[0] - 2 * N, 2 * N], dim=-1)
         dt, A, share, angle = (at_least_float32(y) for y in rates)
-        # (B, T, H)
-        v, dt, share = (
-            v.unflatten(-1, (self.n_head, -1)),
-            F.softplus(dt + self.dt_bias),
-            share.sigmoid(),
-        )
+        v = v.unflatten(-1, (self.n_head, -1))  # (B, T, H, D)
+        dt = F.softplus(dt + self.dt_bias)  # (B, T, H)
+        share = share.sigmoid()
         turns = dt[..., None] * math.pi * angle.tanh()[:, :, None]  # (B, T, H, n)
         if document is None:
             angle = turns.cumsum(1)
@@ -331,27 +326,24 @@ class Mamba3(Mixer):
         if state is not None:
             angle = angle + state["angle"][:, None]
             state["angle"] = angle[:, -1].remainder(2 * math.pi)
-        kq = self.kq_norm(at_least_float32(kq)).unflatten(-1, (2, 1, N)) + self.kq_bias.view(
-            2, -1, N
-        )
-        pairs, kept = kq.split([2 * n, N - 2 * n], dim=-1)  # (B, T, 2, H, ...)
-        (a, b), cos, sin = (
-            pairs.unflatten(-1, (n, 2)).unbind(-1),
-            angle.cos()[:, :, None],
-            angle.sin()[:, :, None],
-        )
+        kq = self.kq_norm(at_least_float32(kq)).unflatten(-1, (2, 1, N))
+        kq = kq + self.kq_bias.view(2, -1, N)  # (B, T, 2, H, N)
+        pairs, kept = kq.split([2 * n, N - 2 * n], dim=-1)
+        a, b = pairs.unflatten(-1, (n, 2)).unbind(-1)
+        cos = angle.cos()[:, :, None]
+        sin = angle.sin()[:, :, None]
         pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
         k, q = torch.cat([pairs, kept], dim=-1).to(v.dtype).unbind(2)
         # (B, T, H, 2), in the place of beta
         factors = torch.stack([share * dt, (1 - share) * dt], dim=-1)
-        return Projection(
-            q, k, v, -F.softplus(A).clamp(min=1e-4) * dt, factors, skip=self.D[:, None] * v
-        )
+        log_decay = -F.softplus(A).clamp(min=1e-4) * dt
+        return Projection(q, k, v, log_decay, factors, skip=self.D[:, None] * v)
 
     def late(self, p: Projection, state: dict | None) -> tuple[Projection, torch.Tensor]:
         """What the recurrence computes, with k and v of the token before; the weight of a token's
         own v (B, T, H)."""
-        (own, rest), before = p.beta.unbind(-1), {}
+        own, rest = p.beta.unbind(-1)
+        before = {}
         for name, y in (("k", p.k), ("v", p.v), ("own", own)):
             last = torch.zeros_like(y[:, 0]) if state is None else state[name].to(y.dtype)
             before[name] = torch.cat([last[:, None], y[:, :-1]], dim=1)
@@ -360,24 +352,27 @@ class Mamba3(Mixer):
         k = (p.log_decay.exp() * (before["own"] + rest))[..., None] * before["k"]
         if p.document is not None:  # the token before is of another document
             k = k.masked_fill(p.document.first[:, :, None, None], 0.0)
-        return p.replace(k=k, v=before["v"], beta=None), own * (at_least_float32(p.q) * p.k).sum(-1)
+        weight = own * (at_least_float32(p.q) * p.k).sum(-1)
+        return p.replace(k=k, v=before["v"], beta=None), weight
 
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+    def read(self, p, state, start):
         late, own = self.late(p, state)
         return super().read(late, state, start) + own[..., None] * p.v
 
-    def state_shapes(self, B: int, length: int) -> dict[str, tuple[int, ...]]:
-        widths = dict(k=(self.key_width,), v=(self.value_width,), own=(), angle=(self.parts[-1],))
-        return super().state_shapes(B, length) | {
-            name: (B, self.n_head, *width) for name, width in widths.items()
+    def state_shapes(self, B, length):
+        H = self.n_head
+        of_last_token = {
+            "k": (B, H, self.key_width),
+            "v": (B, H, self.value_width),
+            "own": (B, H),
+            "angle": (B, H, self.parts[-1]),
         }
+        return super().state_shapes(B, length) | of_last_token
 
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
+    def explicit_weights(self, p):
         late, own = self.late(p, None)
-        return (
-            F.pad(super().explicit_weights(late)[..., 1:], (0, 1))
-            + own.transpose(1, 2).diag_embed()
-        )
+        of_others = F.pad(super().explicit_weights(late)[..., 1:], (0, 1))
+        return of_others + own.transpose(1, 2).diag_embed()
 
 
 class Monarch(Mixer):
@@ -404,7 +399,7 @@ class Monarch(Mixer):
     flops_per_entry = 4 * m + 6  # of S: two products with blocks, their sigmoids, written and read
 
     @classmethod
-    def check(cls, name: str, config: GPTConfig) -> None:
+    def check(cls, name, config):
         super().check(name, config)
         if config.block_size > cls.longest:
             why = "it runs token by token, since products of its transitions have no cheap chunked form"
@@ -422,12 +417,10 @@ class Monarch(Mixer):
         # flat: a 1-D parameter gets no weight decay
         self.skew = nn.Parameter(torch.empty(2 * H * m**3))
 
-    def init_parameter(self, name: str, start: torch.Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.normal_(0.0, 0.02, generator=generator)
 
-    def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
-    ) -> Projection:
+    def project(self, x, state, start, document=None):
         qkv = self.conv(self.qkv(x), state, document).split(self.split, dim=-1)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)) for y in qkv)  # (B, T, H, n or D)
         # (B, T, H, 2m): L's, R's
@@ -437,23 +430,26 @@ class Monarch(Mixer):
     def blocks(self) -> torch.Tensor:
         """The blocks of L and of R: (2, H, m, m, m)."""
         A = at_least_float32(self.skew).view(2, self.n_head, self.m, self.m, self.m)
-        A, one = A - A.mT, torch.eye(self.m, dtype=A.dtype, device=A.device)
+        A = A - A.mT
+        one = torch.eye(self.m, dtype=A.dtype, device=A.device)
         return torch.linalg.solve_ex(one + A, one - A)[0]  # solve would wait for a GPU
 
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+    def read(self, p, state, start):
         if state is None:
             state = self.init_state(len(p.v), p.v.device, p.v.dtype)
-        q, k, v, S = (
-            at_least_float32(y)
-            for y in (p.q[..., None, :], p.k[..., None], p.v[..., None, :], state["S"])
-        )
-        gates, outputs = p.log_decay.exp(), []
+        q = at_least_float32(p.q)[..., None, :]  # (B, T, H, 1, n)
+        k = at_least_float32(p.k)[..., None]  # (B, T, H, n, 1)
+        v = at_least_float32(p.v)[..., None, :]  # (B, T, H, 1, D)
+        S = at_least_float32(state["S"])
+        gates = p.log_decay.exp()
+        outputs = []
         if p.document is not None:  # the state before a document is forgotten
             gates = gates.masked_fill(p.document.first[:, :, None, None], 0.0)
         gates = gates.unflatten(-1, (2, self.m, 1, 1))  # (B, T, H, 2, m, 1, 1)
         with torch.autocast(v.device.type, enabled=False):
             L, R = self.blocks()
-            for q_t, k_t, v_t, gate in zip(*(y.unbind(1) for y in (q, k, v, gates)), strict=True):
+            by_token = [y.unbind(1) for y in (q, k, v, gates)]
+            for q_t, k_t, v_t, gate in zip(*by_token, strict=True):
                 S = S.unflatten(2, (self.m, self.m))  # (B, H, m, m, D)
                 S = (gate[:, :, 1] * product(R, S)).transpose(2, 3)
                 S = (gate[:, :, 0] * product(L, S)).transpose(2, 3)

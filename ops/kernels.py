@@ -58,10 +58,13 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None, bounds=None):
     from fla.ops.kda import chunk_kda
     from fla.ops.simple_gla import chunk_simple_gla
 
-    heads, key_width, value_width = max(q.shape[2], v.shape[2]), q.shape[3], v.shape[3]
+    heads = max(q.shape[2], v.shape[2])
+    key_width = q.shape[3]
+    value_width = v.shape[3]
     # fla refuses odd widths in half precision, which cosFormer's denominator makes: zeros up to a
     # multiple of 8
-    pad_keys, pad_values = (0, -key_width % 8), (0, -value_width % 8)
+    pad_keys = (0, -key_width % 8)
+    pad_values = (0, -value_width % 8)
     q, k = (F.pad(x.to(v.dtype).expand(-1, -1, heads, -1), pad_keys).contiguous() for x in (q, k))
     v = F.pad(v, pad_values)
     options: dict = dict(scale=1.0, output_final_state=True, cu_seqlens=bounds)
@@ -75,7 +78,8 @@ def fla(q, k, v, *, log_decay=None, beta=None, initial_state=None, bounds=None):
     if log_decay.dim() == 3:
         kernel = chunk_simple_gla if beta is None else chunk_gated_delta_rule
     else:  # a decay per key channel
-        kernel, log_decay = chunk_gla if beta is None else chunk_kda, F.pad(log_decay, pad_keys)
+        kernel = chunk_gla if beta is None else chunk_kda
+        log_decay = F.pad(log_decay, pad_keys)
     B = len(v)
     if bounds is not None:  # one row of all documents
         q, k, v, log_decay = (x.flatten(0, 1)[None] for x in (q, k, v, log_decay))

@@ -28,20 +28,13 @@ class RMSNorm(nn.RMSNorm):
     products that read it.
     """
 
-    groups = 1  # of channels side by side, each with a mean of its own
-
     def forward(self, x: Tensor) -> Tensor:
-        if self.groups > 1:
-            parts = x.unflatten(-1, (self.groups, -1))
-            return F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.weight
         if x.is_cuda:  # where nn.RMSNorm is one kernel
             return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        dtype = x.dtype
+        if x.is_cpu and torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
         fine = at_least_float32(x)
-        dtype = (
-            torch.get_autocast_dtype("cpu")
-            if x.is_cpu and torch.is_autocast_enabled("cpu")
-            else x.dtype
-        )
         return fast.Norm.call(fine, self.weight.to(fine.dtype), self.eps).to(dtype)
 
 
@@ -100,7 +93,7 @@ class ShortConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, channels)) if width else None
         self.bias = nn.Parameter(torch.empty(channels)) if width and bias else None
 
-    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.uniform_(-(self.width**-0.5), self.width**-0.5, generator=generator)
 
     def forward(self, x: Tensor, state: dict | None, document: Documents | None = None) -> Tensor:
@@ -121,9 +114,9 @@ class ShortConv(nn.Module):
 
 
 def make_conv(config, channels: int, published_width: int = 0, bias: bool = False) -> ShortConv:
-    return ShortConv(
-        channels, published_width if config.short_conv is None else config.short_conv, bias
-    )
+    """The mixer's convolution: as published, unless the key short_conv has another width."""
+    width = published_width if config.short_conv is None else config.short_conv
+    return ShortConv(channels, width, bias)
 
 
 def scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
@@ -148,9 +141,10 @@ def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores + mask
 
 
-def for_all_heads(x: Tensor, n_head: int) -> Tensor:
-    """k or v (B, Hk, T, D), each head as often as q has heads for it: (B, n_head, T, D)."""
-    return x if x.shape[1] == n_head else x.repeat_interleave(n_head // x.shape[1], dim=1)
+def for_all_heads(x: Tensor, n_head: int, dim: int = 1) -> Tensor:
+    """Repeats each of the Hk heads of the axis dim for the n_head / Hk heads that share it: (B, Hk,
+    T, D) -> (B, n_head, T, D)."""
+    return x if x.shape[dim] == n_head else x.repeat_interleave(n_head // x.shape[dim], dim=dim)
 
 
 def takes_flash(q: Tensor) -> bool:
@@ -177,9 +171,9 @@ def trains_in_blocks(q: Tensor) -> bool:
 
 
 def takes_documents(q: Tensor, window: int | None) -> bool:
-    """Whether attention_of_documents computes attention of q (B, T, H, D): what trains in blocks on
-    a CPU, and what torch's FlashAttention takes on a GPU. If not, `read` is called for those of
-    each length."""
+    """Whether attention_of_documents can read all documents of packed rows at once, for q (B, T, H,
+    D): on a CPU what trains in blocks, on a GPU what torch's FlashAttention takes. Else `read` is
+    called for the documents of each length."""
     if q.is_cpu:
         return trains_in_blocks(q) and window is None
     return takes_flash(q) and q.shape[-1] % 8 == 0
@@ -190,8 +184,7 @@ def attention_of_documents(
 ) -> Tensor:
     """Causal attention in which no document of a packed row sees another one: q (B, T, H, D), k and
     v (B, T, Hk, D) -> (B, T, H, D). window: how many keys a query sees, its own included."""
-    groups = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(groups, dim=2) for x in (k, v))
+    k, v = (for_all_heads(x, q.shape[2], dim=2) for x in (k, v))
     if not q.is_cpu:
         return flash_attention_of_documents(q, k, v, document, window)
     rows = [x.transpose(1, 2) for x in (q, k, v)]  # (B, H, T, D)
@@ -246,12 +239,9 @@ def attention(q, k, v, mask, scale: float | None = None) -> Tensor:
 
 
 def remember(ring: Tensor, x: Tensor, start: int, in_order: bool) -> Tensor:
-    """Writes x (B, H, T, D), of the positions from start on, to a ring of M, and returns what its
-    queries may see.
-
-    That is the last M - 1 entries before start, then x: (B, H, S, D). A single query sees the whole
-    ring, not in order.
-    """
+    """Writes x (B, H, T, D), of the positions from start on, to a ring of M places, and returns the
+    keys or values that its queries may see: the last M - 1 before start, then x, (B, H, S, D). For a
+    single query, unless in_order, they are the ring itself, in the order of its places."""
     M, T = ring.shape[2], x.shape[2]
     if T == 1 and not in_order:
         ring[:, :, start % M] = x[:, :, 0]
@@ -322,9 +312,9 @@ class Angles(nn.Module):
     """cos and sin of the angles of positions: angles(x, start) -> (T, 1, n) each, for x (B, T,
     ...), in x's dtype; angles(x, 0, document) of packed documents -> (B, T, 1, n).
 
-    Those of the first positions are in a table. It is made again, twice as long, where positions go
-    past it, or where the dtype or device is another one. A graph reads it, or computes the angles,
-    and never makes it.
+    Those of the first positions are kept in a table. It is made anew, for twice as many, where
+    positions go past it, and where dtype or device are others. A compiled graph cannot make it: it
+    reads the table, or computes the angles of its own positions.
     """
 
     def __init__(self, frequency_of: Callable, *settings):
@@ -337,18 +327,18 @@ class Angles(nn.Module):
     def forward(
         self, x: Tensor, start: int, document: Documents | None = None
     ) -> tuple[Tensor, ...]:
-        cos_sin = self.of_row(x, start)
-        return cos_sin if document is None else tuple(y[document.position] for y in cos_sin)
-
-    def of_row(self, x: Tensor, start: int) -> tuple[Tensor, ...]:
         end = start + x.shape[1]
         table = self.table
         is_other = table is None or (table.dtype, table.device) != (x.dtype, x.device)
-        if is_other or end > table.shape[1]:
-            if torch.compiler.is_compiling() or type(x) is not Tensor:
-                return self.computed(start, end, x.dtype, x.device)
-            table = self.make(2 * end, x.dtype, x.device)
-        return table[:, start:end].unbind()
+        if not is_other and end <= table.shape[1]:
+            cos, sin = table[:, start:end].unbind()
+        elif torch.compiler.is_compiling() or type(x) is not Tensor:
+            cos, sin = self.computed(start, end, x.dtype, x.device)
+        else:
+            cos, sin = self.make(2 * end, x.dtype, x.device)[:, start:end].unbind()
+        if document is None:
+            return cos, sin
+        return cos[document.position], sin[document.position]
 
     def make(self, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         with torch.inference_mode(False):  # it must serve training, too
@@ -361,11 +351,9 @@ class Angles(nn.Module):
         frequency, amplitude = self.settings[0](*self.settings[1:])
         position = torch.arange(start, end, device="cpu", dtype=torch.float64)  # MPS lacks float64
         angle = position[:, None, None] * frequency
+        cos_sin = amplitude * torch.stack([angle.cos(), angle.sin()])
         is_async = device.type == "cuda"  # the host need not wait for a GPU
-        return tuple(
-            (amplitude * y).to(dtype).to(device, non_blocking=is_async)
-            for y in (angle.cos(), angle.sin())
-        )
+        return cos_sin.to(dtype).to(device, non_blocking=is_async).unbind()
 
 
 def l2_norm(x: Tensor) -> Tensor:

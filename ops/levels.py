@@ -58,33 +58,37 @@ def chunked(
     """Block by block: a text that begins at `start` consists of few blocks whose place is a
     multiple of their size."""
     *inputs, S = prepare(q, k, v, log_decay, beta, erase, initial_state, levels.shape[-1] - 1)
-    outputs, states = [S[:, :, 0, :0]], [None, *S.unbind(2)]  # level 0 has no state
-    first, end = start, start + q.shape[1]
+    outputs = [S[:, :, 0, :0]]
+    states = [None, *S.unbind(2)]  # level 0 has no state
+    last = len(states) - 1
+    first = start  # of the block
+    end = start + q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
         while first < end:
             # 1. the largest block whose size, a power of two, divides its place
             size = 1 << (end - first).bit_length() - 1
-            size = min(size, first & -first) if first else size
+            if first:
+                size = min(size, first & -first)
             part = slice(first - start, first - start + size)
-            o, new, read, through = _block(
-                chunk_size, *(x if x is None else x[:, part] for x in (levels, *inputs))
-            )
-            # 2. it reads the states of the blocks before it, changes them, and becomes one with
-            # those that it completes the level of the sum
-            after = min(((first + size) & -(first + size)).bit_length(), len(states) - 1)
-            for level in range(1, len(states)):
-                is_last = level == len(states) - 1
-                # it holds a block
-                if first >> (level - 1) & 1 or (is_last and first >> (level - 1)):
-                    o = o + levels[:, part, :, level, None].transpose(1, 2) * product(
-                        read, states[level]
-                    )
-                    states[level] = _times(through, states[level])
-                    if level <= after:
-                        new, states[level] = new + states[level], torch.zeros_like(new)
-            states[after] = new
-            outputs.append(o)
+            of_block = [x if x is None else x[:, part] for x in (levels, *inputs)]
+            o, new, read, through = _block(chunk_size, *of_block)
             first += size
+            # 2. it reads the blocks of the past, and changes their states. Those that it completes to
+            # a larger one, up to the level of where it ends, become one block with it
+            level_of_sum = min((first & -first).bit_length(), last)
+            for level in range(1, last + 1):
+                n_blocks = (first - size) >> (level - 1)  # of this level's size, before this block
+                holds_a_block = n_blocks % 2 == 1 or (level == last and n_blocks > 0)
+                if not holds_a_block:
+                    continue
+                factor = levels[:, part, :, level, None].transpose(1, 2)
+                o = o + factor * product(read, states[level])
+                states[level] = _times(through, states[level])
+                if level <= level_of_sum:
+                    new = new + states[level]
+                    states[level] = torch.zeros_like(new)
+            states[level_of_sum] = new
+            outputs.append(o)
     return torch.cat(outputs, 2).transpose(1, 2), torch.stack(states[1:], 2)
 
 
@@ -115,24 +119,26 @@ def _block(chunk_size, levels, q, k, v, log_decay, beta, erase):
     while o.shape[2] > 1:
         level = min(size.bit_length(), levels.shape[-1] - 1)
         # each (B, H, N, ...) -> the left and the right ones (B, H, N / 2, ...)
-        pairs = (
-            x.unflatten(2, (-1, 2)).unbind(3)
-            for x in (o, read, state, through, levels[..., level : level + 1])
-        )
-        (
-            (o_left, o_right),
-            (read_left, read_right),
-            (S_left, S_right),
-            (left, right),
-            (_, lambda_right),
-        ) = pairs
+        o_left, o_right = _pairs(o)
+        read_left, read_right = _pairs(read)
+        S_left, S_right = _pairs(state)
+        left, right = _pairs(through)
+        _, lambda_right = _pairs(levels[..., level : level + 1])
         o_right = torch.addcmul(o_right, lambda_right, product(read_right, S_left))
         # what the right one reads of the state before both has gone through the left one
         read_right = read_right * left.mT if left.shape[-1] == 1 else product(read_right, left)
-        o, read = torch.cat([o_left, o_right], 3), torch.cat([read_left, read_right], 3)
-        state, through = S_right + _times(right, S_left), _times(right, left)
-        levels, size = levels.unflatten(2, (-1, 2)).flatten(3, 4), 2 * size
+        o = torch.cat([o_left, o_right], 3)
+        read = torch.cat([read_left, read_right], 3)
+        state = S_right + _times(right, S_left)
+        through = _times(right, left)
+        levels = levels.unflatten(2, (-1, 2)).flatten(3, 4)
+        size = 2 * size
     return o[:, :, 0], state[:, :, 0], read[:, :, 0], through[:, :, 0]
+
+
+def _pairs(x):
+    """The first, third, ... block of x (B, H, N, ...), and the second, fourth, ...: views."""
+    return x.unflatten(2, (-1, 2)).unbind(3)
 
 
 def _times(through, S):
@@ -157,7 +163,7 @@ class Levels(nn.Module):
         if not self.is_merged:
             self.scale = nn.Parameter(torch.empty(n_head * self.n_levels))
 
-    def init_parameter(self, name: str, start: Tensor, generator: torch.Generator) -> None:
+    def init_parameter(self, name, start, generator):
         start.fill_(1.0)
 
     def forward(self, x: Tensor, start: int, document: Documents | None = None) -> Tensor:

@@ -19,11 +19,9 @@ CHUNK_TOKENS = 512
 def chunk_tokens(weight: Tensor) -> int:
     """How many tokens a chunk has. On a GPU 4,096 to 8,192, and a GB of float32 logits where that
     is in between."""
-    return (
-        CHUNK_TOKENS
-        if weight.device.type in ("cpu", "mps")
-        else min(max(4096, 2**28 // len(weight)), 8192)
-    )
+    if weight.device.type in ("cpu", "mps"):
+        return CHUNK_TOKENS
+    return min(max(4096, 2**28 // len(weight)), 8192)
 
 
 @functools.cache
@@ -60,9 +58,9 @@ class ChunkedCrossEntropy(Function):
 
     def forward(ctx, x, weight, targets):
         device = x.device.type
-        dtype = (
-            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        )
+        dtype = weight.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         function = one_node if torch.compiler.is_compiling() else loss_and_gradients
         needs_grad = any(ctx.needs_input_grad[:2])
         loss, dx, dw = function(x, weight, targets, dtype, needs_grad)

@@ -87,18 +87,23 @@ def chunked(
     c_i is the sum of the log-decays from the start of the chunk to i, and S is the state before the
     chunk:
 
-        1. w_ij = sum_d q_id k_jd exp(c_id - c_jd) for j <= i 2. delta rule: u_ij as w_ij, e_i for
-        q_i (e: k or erase); (I + [beta_i u_ij]_{j<i}) v := beta (v - (e exp(c)) S) 3. o  = (q
-        exp(c)) S + w v 4. S := exp(c_C) S + (k exp(c_C - c))^T v
+        1. w_ij = sum_d q_id k_jd exp(c_id - c_jd) for j <= i
+        2. only with the delta rule: the new v solves (I + [beta_i u_ij]_{j<i}) v = beta (v_old - (e exp(c)) S),
+           where e is k or erase, and u is w with e in the place of q
+        3. o = (q exp(c)) S + w v
+        4. S := exp(c_C) S + (k exp(c_C - c))^T v
 
     Source: Dao & Gu 2024, Listing 1; for the delta rule Yang et al. 2024, "Gated Delta Networks",
-    section 3.3. Step 1 is taken for all chunks at once. In step 2, v becomes inverse (beta v) -
-    inverse (beta e exp(c)) S, their WY form. Only the states are a loop, whose backward is written
-    by hand (fast.Chunks). A log-decay may be -inf. One per head below LOG_DECAY_MIN counts as
-    LOG_DECAY_MIN, and its gradient is zero, but for the first token of a document, whose decay is
-    zero: what lies on both sides of it is masked, since a sum over -inf would lose what follows.
+    section 3.3. Steps 1 and 2 are taken for all chunks at once: S is not known yet, so that step 2
+    makes v - w S of v, with v := inverse (beta v) and w := inverse (beta e exp(c)), their WY form.
+    Only the states are a loop, whose backward is written by hand (fast.Chunks).
+
+    A log-decay may be -inf. One per head counts as at least LOG_DECAY_MIN, and has no gradient
+    below it. At the first token of a document it is -inf, which a sum would not recover from: there
+    `weights` masks what lies on both sides.
     """
-    is_empty, T = initial_state is None, q.shape[1]
+    T = q.shape[1]
+    starts_empty = initial_state is None
     is_packed = first is not None
     q, k, v, log_decay, beta, erase, S = prepare(
         q, k, v, log_decay, beta, erase, initial_state, first=first
@@ -127,7 +132,7 @@ def chunked(
             v, w = product(inverse, v), product(inverse, from_start)
         # 3. and 4. the readout and the states, which are not needed inside a single chunk that
         # begins with zeros
-        if is_empty and v.shape[2] == 1:
+        if starts_empty and v.shape[2] == 1:
             o = product(inside, v)
             S = product(k_to_end.mT, v)[:, :, 0].expand_as(S)
         else:

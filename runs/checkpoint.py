@@ -8,6 +8,7 @@ model_args, iter_num, data and dtype, and is loaded in the same way. Both have a
 folder of transformers is read as hub/export.py --from_hf reads it (hub/huggingface.py).
 """
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -68,7 +69,7 @@ def save(path: Path | str, checkpoint: dict) -> None:
     """torch.save with the format number, whole or not at all (files.write_whole). Raises
     UserError."""
     try:
-        write_whole(path, lambda file: torch.save(checkpoint | {"format": FORMAT}, file))
+        write_whole(path, functools.partial(torch.save, checkpoint | {"format": FORMAT}))
     except RuntimeError as error:  # torch's own, over the OSError of a full disk
         raise UserError(f"{path}: cannot be written ({error.__context__ or error})") from None
 

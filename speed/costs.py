@@ -184,4 +184,9 @@ def both_ways(function: Callable, inputs: dict, dtype: torch.dtype = torch.float
     """Returns call(), which computes function(**inputs) and the gradients of all inputs."""
     inputs = {name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items()}
     weight = torch.randn_like(inputs["v"])
-    return lambda: torch.autograd.grad((function(**inputs) * weight).sum(), list(inputs.values()))
+
+    def gradients():
+        y = (function(**inputs) * weight).sum()
+        return torch.autograd.grad(y, list(inputs.values()))
+
+    return gradients

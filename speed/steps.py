@@ -104,10 +104,17 @@ def profile(config: BenchConfig, rows: Rows) -> None:
     kernels of a step to out_dir/kernels_plain.txt and kernels_compiled.txt."""
     side = make_side(config)
     losses: list[torch.Tensor] = []
+
+    def forward():
+        losses.append(side.loss())
+
+    def backward():
+        losses.pop().backward()
+
     for _ in range(WARM_UP):  # the last step counts
         seconds = {
-            "forward": seconds_of(lambda: losses.append(side.loss()), config.device),
-            "backward": seconds_of(lambda: losses.pop().backward(), config.device),
+            "forward": seconds_of(forward, config.device),
+            "backward": seconds_of(backward, config.device),
             "clipping": seconds_of(side.clip, config.device),
             "optimizer": seconds_of(side.update, config.device),
         }

@@ -5,6 +5,7 @@ runs in a process of its own, `interpreter`, and hands numbers back.
 """
 
 import contextlib
+import functools
 import importlib.util
 import multiprocessing
 import os
@@ -165,8 +166,13 @@ def test_a_model_on_a_gpu_uses_fla_where_it_computes_the_mixer(monkeypatch, used
     calls, chunked = set(), recurrence.chunked
     monkeypatch.setattr(kernels, "has_fla", lambda: True)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+
+    def spy(name, *args, bounds=None, **keys):
+        calls.add(name)
+        return chunked(*args, **keys)
+
     for module, name in ((kernels, "fla"), (recurrence, "chunked")):
-        monkeypatch.setattr(module, name, lambda *args, name=name, **keys: calls.add(name) or chunked(*args, **keys))
+        monkeypatch.setattr(module, name, functools.partial(spy, name))
     keys = dict(n_layer=1, n_head=1, n_embd=8, vocab_size=5, attention="gla", gate="elementwise") | keys
     dtype = keys.pop("dtype", torch.float32)
     model = GPT(GPTConfig(**keys)).to(dtype)

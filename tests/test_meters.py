@@ -50,7 +50,7 @@ class Streams(Block):
 
 
 class Hyper(GPT):
-    def features(self, idx, state=None, start=0):
+    def features(self, idx, state=None, start=0, document=None):
         x = self.wte(idx)[:, :, None].expand(-1, -1, STREAMS, -1)
         for block in self.blocks:
             x = block(x)
