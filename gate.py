@@ -150,6 +150,16 @@ def is_positive(activation: str) -> bool:
     return bool((tried_on(activation, 0.1) > 0).all())
 
 
+def has_slope(activation: str, start: float) -> bool:
+    """Whether act(y, g) changes with g where g starts. If not, the weight of the gate, which starts
+    at zero, gets no gradient."""
+    with torch.inference_mode(False), torch.enable_grad():
+        g = torch.tensor(start, device="cpu", dtype=torch.float64, requires_grad=True)
+        y = GATE_ACTIVATIONS[activation](torch.ones_like(g), g, torch.ones_like(g))
+        (slope,) = torch.autograd.grad(y, g)
+    return bool(slope != 0)
+
+
 def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
     """Raises UserError for a readout norm or a gate that makes no sense for a mixer. mixer: the
     class called name."""
@@ -168,6 +178,12 @@ def reason_against(granularity: str, position: str, mixer, config) -> str:
     """Why there can be no such gate; nothing where it can."""
     norm = mixer.norm_of(config)
     activation = config.gate_activation
+    start = config.gate_bias or 0.0
+    if not has_slope(activation, start):
+        return (
+            f"gate_activation={activation!r} has no slope at the start of the gate, {start:g}, so that it "
+            "would never learn; give another gate_bias, such as 1"
+        )
     if position == "output" and granularity not in ("elementwise", "scalar"):
         return "the output projection has mixed the heads; use elementwise or scalar"
     if position == "denominator" and norm != "denominator":

@@ -122,6 +122,19 @@ def test_activations_are_their_formulas_and_the_positive_ones_are_positive():
         assert gate.is_factor(name) == (not name.startswith("add_")), name
 
 
+@pytest.mark.parametrize("position", ["readout", "value", "output"])
+def test_a_gate_whose_start_has_no_slope_is_refused(position, monkeypatch):
+    """relu(0) = 0 with slope 0: W, which starts at zero, would never get a gradient, and the layer would stay dead."""
+    monkeypatch.setitem(gate.GATE_ACTIVATIONS, "relu", lambda y, g, slope: y * F.relu(g))
+    monkeypatch.setitem(gate.GATE_ACTIVATIONS, "add_relu", lambda y, g, slope: y + F.relu(g))
+    for activation in ("relu", "add_relu"):
+        keys = dict(gate=f"elementwise@{position}", gate_activation=activation)
+        for more in ({}, dict(gate_input="static"), dict(gate_bias=-1.0)):
+            with torch.no_grad(), pytest.raises(UserError, match="no slope at the start of the gate"):
+                make_config(**keys, **more)
+        make_config(**keys, gate_bias=1.0)
+
+
 def test_the_one_line_of_a_new_activation_is_all_that_checks_meters_and_later_gates_need(monkeypatch):
     """y + tanh(g) is no factor: a norm does not cancel it, its value is tanh(g), and it is the identity at g = 0."""
     monkeypatch.setitem(GATE_ACTIVATIONS, "add_tanh", lambda y, g, slope: y + g.tanh())
@@ -129,7 +142,7 @@ def test_the_one_line_of_a_new_activation_is_all_that_checks_meters_and_later_ga
     before_norm = dict(attention="gla", gate="headwise", norm_first=False)
     make_config(**before_norm, gate_activation="add_tanh")
     with pytest.raises(UserError, match="a norm behind it cancels"):
-        make_config(**before_norm, gate_activation="relu")
+        make_config(**before_norm, gate_activation="relu", gate_bias=1.0)
     with pytest.raises(UserError, match="can make its denominator negative"):
         make_config(attention="cosformer", gate="elementwise@key", gate_activation="add_tanh")
     g = torch.linspace(-2, 2, 9)
