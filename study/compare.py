@@ -44,9 +44,7 @@ class Config:
 
 
 def main(argv: list) -> None:
-    config = configurator.load(
-        Config, argv, positional="files"
-    )
+    config = configurator.load(Config, argv, positional="files")
     if len(config.files) != 2:
         words = "files: name two, the numbers before a change and after it"
         raise UserError(f"{len(config.files)} {words}")

@@ -172,7 +172,8 @@ for line in sys.argv[1:]:
 
 def test_a_copy_with_all_edits_prepares_trains_resumes_and_measures(copy, helpers):
     keys = dict(n_layer=len(NAMES), max_iters=2, dataset="data/mine", attention=",".join(NAMES), mlp="experts")
-    keys |= dict(gate="elementwise@input", gate_activation="hardsigmoid", readout_norm="layer", mine=0.25, out_dir="out/mine")
+    keys |= dict(gate="elementwise@input", gate_activation="hardsigmoid", readout_norm="layer", mine=0.25)
+    keys["out_dir"] = "out/mine"
     scripts = [
         "data/mine/prepare.py book.txt",
         " ".join(["train.py", *helpers.words(**helpers.tiny | keys)]),
