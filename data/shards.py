@@ -4,15 +4,16 @@ evaluation goes through a split.
 
     dataset = open_dataset("data/mqar")                  # a folder; every shard is checked against its sha256
     inputs, targets, document = dataset.batch("train", 7, seed=0, batch_size=4, block_size=64)
-    for inputs, targets, document, slice in dataset.eval_batches("val", 4, 64): ...
+    for inputs, targets, document, slice_name in dataset.eval_batches("val", 4, 64): ...
 
     Stream           running text: an example is a window of block_size tokens
     PackedDocuments  the same text under mask_documents: an example is a row of whole documents
     Rows             separate rows with labels, of files or drawn anew for every step
     Mixture          several of them, mixed by weight: "data/a:7,data/b:3"
 
-document is None but for packed documents: there it has, for each token, the place in its row at
-which its document begins.
+document is None but for packed documents: there it has, for each token, the position in the row at
+which its document begins. A slice is a group of the rows of validation that is scored apart, such
+as "64/4", those of 64 tokens with 4 pairs.
 
 The examples of training have numbers 0, 1, 2, ..., over all epochs, and each is a pure function of
 the seed and its number. data/meta.py says how a data set lies on disk.
@@ -269,7 +270,7 @@ class Dataset:
                 n = min(-(-tokens * len(places) // n_tokens), len(places))  # rounded up
                 # each in the middle of an n-th part of the places
                 places = places[(2 * np.arange(n) + 1) * len(places) // (2 * n)]
-            places = self._packed(split, places, block_size)
+            places = self._as_rows(split, places, block_size)
             for i in range(0, len(places), batch_size):
                 batches.append((name, places[i : i + batch_size]))
         # the last window of a text may be shorter, and is padded
@@ -296,8 +297,9 @@ class Dataset:
         no targets where the window `stride` tokens before it has them, too."""
         raise NotImplementedError
 
-    def _packed(self, split, places, block_size):
-        """What an evaluation reads as one row each: these places, or packed rows of them."""
+    def _as_rows(self, split, places, block_size):
+        """What an evaluation reads as a row of its batches: one place each. PackedDocuments puts
+        several into a row."""
         return places
 
     def _places_of_slices(self, split, block_size, stride):
@@ -312,20 +314,23 @@ def collate(
     where they have none. T is at least `length`. Padding has no targets, and is a document of its
     own."""
     length = max(length, *(len(example[0]) for example in examples))
-    batch = np.zeros((len(examples[0]), len(examples), length), np.int64)
-    batch[1] = IGNORE
-    for i, example in enumerate(examples):
-        n = len(example[0])
-        batch[2:, i, n:] = n
-        batch[:, i, :n] = example
-    inputs, targets, *document = torch.from_numpy(batch)
-    return inputs, targets, document[0] if document else None
+    inputs = torch.zeros(len(examples), length, dtype=torch.long)
+    targets = torch.full_like(inputs, IGNORE)
+    document = torch.zeros_like(inputs) if len(examples[0]) == 3 else None
+    for i, (ids, labels, *begins) in enumerate(examples):
+        n = len(ids)
+        inputs[i, :n] = torch.from_numpy(ids)
+        targets[i, :n] = torch.from_numpy(labels)
+        if document is not None:
+            document[i, :n] = torch.from_numpy(begins[0])
+            document[i, n:] = n
+    return inputs, targets, document
 
 
 def best_fit(lengths: np.ndarray, size: int) -> list[list[int]]:
-    """Packs pieces of these lengths into rows of at most `size`, and returns the numbers of the
-    pieces in each row. From the longest on, each goes to the row where it leaves the least room,
-    or begins a row."""
+    """Best-fit-decreasing bin packing. Packs pieces of these lengths into rows of at most `size`, and
+    returns the numbers of the pieces in each row: from the longest on, each goes to the row where it
+    leaves the least room, or begins a row."""
     n = len(lengths)
     rows: list[list[int]] = [[] for _ in range(n)]
     with_room: list[list[int]] = [[] for _ in range(size + 1)]  # numbers of rows, by their room
@@ -357,7 +362,8 @@ class Stream(Dataset):
     def __init__(
         self, folder: Path, meta: dict, shards: dict[str, Shards], offsets: dict[str, np.ndarray]
     ):
-        """offsets: {split: where its texts begin, each of which is read alone, then its length}."""
+        """offsets: {split: where its texts begin, each of which is read alone, then its length}. Without
+        mask_documents a split is one text."""
         super().__init__(folder, meta, shards)
         self.offsets = offsets
 
@@ -438,9 +444,9 @@ class PackedDocuments(Stream):
 
     def _fill_rows(self, split, block_size):
         """The rows of an epoch, each (windows,) places. Called as _rows, which remembers."""
-        return self._packed(split, self._windows(split, block_size, block_size), block_size)
+        return self._as_rows(split, self._windows(split, block_size, block_size), block_size)
 
-    def _packed(self, split, places, block_size):
+    def _as_rows(self, split, places, block_size):
         lengths = self._lengths(split, places, block_size)
         return [places[row] for row in best_fit(lengths, block_size)]
 
