@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from base.configurator import UserError, check_choice
 from keys import LayerGate
 
-# (y, g, slope) -> y'
+# (y, g, slope) -> y'. slope: a trained number that `learned` alone reads; None for all others
 GATE_ACTIVATIONS = {
     "sigmoid": lambda y, g, slope: y * g.sigmoid(),
     "sigmoid2": lambda y, g, slope: y * (2 * g.sigmoid()),  # identity at g = 0
@@ -46,7 +46,8 @@ class ZeroLinear(nn.Linear):
 
 
 class Gate(nn.Module):
-    """y (B, T, heads, width), x (B, T, C) -> y' = act(y, g) of y's shape, with g = W x (+ bias).
+    """The gate of Qiu et al. 2025 ("Gated Attention for Large Language Models"): y (B, T, heads,
+    width), x (B, T, C) -> y' = act(y, g) of y's shape, with g = W x (+ bias).
 
     For each token g has one number per entry of y (elementwise), per head (headwise), per channel
     that all heads share (shared), or a single one (scalar). W starts at zero, so that sigmoid halves
@@ -156,8 +157,8 @@ def has_slope(activation: str, start: float) -> bool:
     with torch.inference_mode(False), torch.enable_grad():
         g = torch.tensor(start, device="cpu", dtype=torch.float64, requires_grad=True)
         y = GATE_ACTIVATIONS[activation](torch.ones_like(g), g, torch.ones_like(g))
-        (slope,) = torch.autograd.grad(y, g)
-    return bool(slope != 0)
+        (derivative,) = torch.autograd.grad(y, g)
+    return bool(derivative != 0)
 
 
 def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
@@ -197,7 +198,8 @@ def reason_against(granularity: str, position: str, mixer, config) -> str:
         is_before_norm = norm not in ("none", "denominator") and not config.norm_first
     elif position == "query":
         is_before_norm = norm != "none" and mixer.is_linear_in_query
-    shared = ("scalar",) if mixer.norms_heads_together else ("scalar", "headwise")
-    if is_before_norm and granularity in shared and is_factor(activation):
+    # whose factor is the same for all inputs of one norm
+    cancelled = ("scalar",) if mixer.norms_heads_together else ("scalar", "headwise")
+    if is_before_norm and granularity in cancelled and is_factor(activation):
         return "has no effect, because a norm behind it cancels a factor that its inputs share"
     return ""

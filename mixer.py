@@ -55,8 +55,9 @@ class Mixer(nn.Module):
     A subclass declares what was published (the class attributes) and computes q, k and v from x
     (`project`). `y = mixer(x, state=None, start=0, document=None)`: x and y are (B, T, C), and
     start is the position of x[:, 0]. state: None for a text read in one call; otherwise what
-    `init_state` made, which every call updates in place. document: where the documents of packed
-    rows begin, each of which is read as if it were alone (without a state); None: rows are text.
+    `init_state` made, which every call updates in place. document: of packed rows the Documents
+    (ops/documents.py) that GPT.features makes of its tensor of that name; each document is then
+    read as if it were alone, without a state. None: a row is one text.
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
@@ -70,25 +71,29 @@ class Mixer(nn.Module):
     native_gate: tuple[str, str] | None = None
     A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
 
-    # what is true of the mixer; `make check MIXER=NAME` tests each (docs/mixers.md)
+    # what is true of the mixer; `make check MIXER=NAME` tests each (docs/mixers.md). A class with a
+    # `read` or `forward` of its own has other defaults (__init_subclass__)
     past_block_size = "goes on"  # what decoding does there: "goes on", "rolls" a window, or "ends"
     is_linear_in_query = True  # a factor on q is a factor on the readout, before its norm
     has_positive_weights = False  # true: their sum can be the readout's denominator
     # whether the key `levels` (log-linear attention, ops/levels.py) may split the state into one for
     # each of log2(T) blocks of the past
     has_levels = True
-    # how packed documents are read: all rows at once, as the recurrence forgets its state where one
-    # begins; false: `read` is called for the documents of each length
+    # true: `read` takes packed rows as they are, and keeps their documents apart, as the recurrence
+    # does, which forgets its state where one begins. false: `read` is called once for each length
+    # of document, with the documents of that length as its rows
     reads_packed = True
     tolerance = 0.0  # how much later tokens may change earlier logits by rounding (an FFT does)
     longest: int | None = None  # the largest block_size that it takes (None: any)
-    sub_tokens = 1  # steps of the recurrence for a token: `project` returns so many times T
+    # steps of the recurrence for a token: all that `project` returns is sub_tokens * T long
+    sub_tokens = 1
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it, 1 for its decay
     flops_per_level = 3  # of an entry of one level's state: 2 to read it, 1 for its decay
 
     def __init_subclass__(cls):
-        """A class with a `read` or `forward` of its own has another readout than its parents. What
-        they declare of theirs is not inherited, or the meters would be wrong."""
+        """A class that defines `read` or `forward` has another readout than its parents. It does not
+        inherit the four attributes below, or the meters would be wrong: they are False
+        (explicit_weights None), unless the class sets them itself."""
         super().__init_subclass__()
         own = vars(cls)
         if "read" in own or "forward" in own:
@@ -122,8 +127,8 @@ class Mixer(nn.Module):
                 )
 
     def __init__(self, config, gate, *, query, key, value, native_rank=0):
-        """query, key, value: the (heads, width) of each. native_rank: the rank of the native gate's
-        weight (0: full)."""
+        """gate: the layer's entry of the key `gate`, a keys.LayerGate. query, key, value: the
+        (heads, width) of each. native_rank: the rank of the native gate's weight (0: full)."""
         super().__init__()
         self.config = config
         self.shapes = {"query": query, "key": key, "value": value}
@@ -207,14 +212,16 @@ class Mixer(nn.Module):
             o = gate(o, x)
         if self.config.branch_scale != 1:
             o = self.config.branch_scale * o
-        # norms and gates make float32, also in a model of half precision; under autocast the weight is
-        # float32, and the product casts by itself
+        # behind norms and gates o is float32, even where the model's own weights are in half
+        # precision: cast it to them. Under autocast they are float32, and the product casts both
         if self.out_proj.weight.itemsize < 4:
             o = o.to(self.out_proj.weight.dtype)
         y = self.out_proj(o.flatten(2))  # (B, T, C)
-        return self.gated("output", y[:, :, None], x).squeeze(2)
+        return self.gated("output", y[:, :, None], x).squeeze(2)  # as one head of width C
 
     def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """y (B, T, heads, width) with the gate at this position (of gate.POSITIONS), or as it is
+        where the layer has none there. x (B, T, C): the layer's normed input."""
         return self.gates[position](y, x) if position in self.gates else y
 
     def gated_projection(
@@ -232,7 +239,8 @@ class Mixer(nn.Module):
         q = self.gated("query", p.q, x).to(p.q.dtype)
         k = self.gated("key", p.k, x).to(p.k.dtype)
         v = self.gated("value", p.v, x).to(p.v.dtype)
-        # v may have a second path to the readout, and k a second one to the state
+        # p.skip is v's second path to the readout, and gets the gate of v. p.erase is a second key,
+        # and gets that of k
         skip = p.skip
         if skip is not None:
             skip = self.gated("value", skip, x)

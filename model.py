@@ -41,6 +41,7 @@ class Softmax(Mixer):
     has more subclasses.
     """
 
+    # Mixer explains these (mixer.py)
     past_block_size = "rolls"
     is_linear_in_query = False  # a factor on q changes the temperature of the softmax
     has_positive_weights = True
@@ -54,13 +55,13 @@ class Softmax(Mixer):
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
         self.split = [H * D, Hk * D, Hk * D]
         self.qkv = FusedLinear(config.n_embd, self.split, bias=config.bias or self.qkv_bias)
-        self.conv = make_conv(config, sum(self.split))
+        self.conv = make_conv(config, sum(self.split))  # the identity, unless short_conv is given
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             self.q_norm = RMSNorm(D, eps=config.norm_eps)
             self.k_norm = RMSNorm(D, eps=config.norm_eps)
-        # position may be a pattern by layer, such as rope,none. Which word is this layer's is known in
-        # `project`, since GPT numbers the layers later
+        # position may be a pattern over the layers, such as rope,none. `project` looks up the word
+        # of this layer: self.layer is not known here, since GPT sets it after all layers are made
         if "rope" in config.position:
             # cos and sin, made at the first call; GPT lets layers of equal settings share them
             self.angles = layers.Angles(
@@ -91,12 +92,12 @@ class Softmax(Mixer):
         needs_mask = self.bias is not None or self.is_written_out
         if state is not None:
             window = self.cache_size
-            in_order = T > 1 or needs_mask
+            in_order = T > 1 or needs_mask  # by position, as j below; else as the ring has them
             k = layers.remember(state["k"], k, start, in_order)  # (B, Hk, S, D)
             v = layers.remember(state["v"], v, start, in_order)
         S = k.shape[2]
         # without a mask torch's kernels read a whole text causally, and let one query see all keys
-        is_causal_or_one_query = S == T <= window or T == 1
+        is_causal_or_one_query = (S == T and T <= window) or T == 1
         mask = None
         if needs_mask or not is_causal_or_one_query:
             i = torch.arange(start, start + T, device=q.device)  # positions of the queries
@@ -153,8 +154,8 @@ class Softmax(Mixer):
         return {"k": shape, "v": shape}
 
     def flops_per_token(self, T: int) -> float:
-        """FLOPs for one token: scores and weighted sum over the keys that a query sees, which are
-        min(t, most) at token t, on average."""
+        """FLOPs for one token: scores and weighted sum over the keys that a query sees: min(t, most)
+        at token t = 1, ..., T, of which this takes the mean."""
         most = min(T, self.window or T)
         mean_keys = most - most * (most - 1) / (2 * T)
         return 2 * 2 * self.n_head * self.value_width * mean_keys
@@ -219,7 +220,8 @@ class CosFormer(Mixer):
 class GLA(Mixer):
     """Gated linear attention (Yang et al. 2023): S_t = diag(a_t) S_{t-1} + k_t v_t^T, o_t = q_t S_t.
 
-    The decay a_t = exp(logsigmoid(W2 W1 x + b) / 16) is one for each channel of the keys.
+    The decay a_t = exp(logsigmoid(W2 W1 x + b) / 16) is one for each channel of the keys. q is
+    scaled by Dk^-0.5.
     """
 
     published_norm = "rms"
@@ -252,7 +254,7 @@ class Mamba2(Mixer):
     published_norm = "rms"
     norms_heads_together = True
     native_gate = ("silu", "before norm")
-    is_linear_in_query = False  # the term D x has no q
+    is_linear_in_query = False  # the term D v_t of the readout has no q
 
     def __init__(self, config, gate):
         H, Dv, N = config.expand * config.n_head, config.head_dim, config.state_size
@@ -278,7 +280,8 @@ class Mamba2(Mixer):
 
 class DeltaNet(Mixer):
     """DeltaNet (Yang et al. 2024, "Parallelizing Linear Transformers with the Delta Rule"):
-    S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = q_t S_t, with L2-normed q and k.
+    S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = q_t S_t. q and k are L2-normed,
+    and q is then scaled by Dk^-0.5.
 
     beta = beta_max sigmoid(W x). With beta_max = 2 the eigenvalue 1 - beta can be negative (Grazzi
     et al. 2024, "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues"). Subclasses
@@ -314,7 +317,7 @@ class DeltaNet(Mixer):
             self.A_log = nn.Parameter(torch.empty(H))
 
     def beta_widths(self, config) -> list[int]:
-        """How many numbers each matrix that makes beta has for a token: one per head and step."""
+        """The rows of each matrix that makes beta: n_steps matrices of H rows, one per head."""
         _, H, _, _ = config.head_sizes
         return [H] * self.n_steps
 
@@ -339,7 +342,8 @@ class DeltaNet(Mixer):
 
 
 class GatedDeltaNet(DeltaNet):
-    """Gated DeltaNet (Yang et al. 2024): DeltaNet with a decay per head."""
+    """Gated DeltaNet (Yang et al. 2024, "Gated Delta Networks: Improving Mamba2 with Delta Rule"):
+    DeltaNet with a decay per head."""
 
     native_gate = ("silu", "after norm")
     decay = "head"
@@ -390,8 +394,8 @@ def check_layers(config: GPTConfig) -> None:
     kernels.check_kernels(config.kernels, has_recurrence)
     if config.mlp == "none" and config.match_params:
         raise UserError("match_params=True: mlp='none' has no MLP to narrow")
-    # norm_first=False swaps the norm and the gate of a readout: a layer with such a gate must have a
-    # norm, or any layer, if none has such a gate
+    # norm_first=False puts the gate of a readout before its norm: at least one of the layers with
+    # such a gate must have a norm. Where no layer has such a gate, at least one of all must
     concerned = {MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions}
     concerned = concerned or used
     has_norm = any(mixer.norm_of(config) in READOUT_NORMS for mixer in concerned)
@@ -499,7 +503,8 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise UserError("vocab_size is not set: give the number of token ids")
         self.config = config
-        # for init_weights. Drawn here, since what the modules below draw depends on the config
+        # for init_weights; drawn before the modules below are made, since their constructors draw,
+        # too, and how much depends on the config
         seed = int(torch.randint(2**31, (), device="cpu"))
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.head = None
@@ -569,7 +574,7 @@ class GPT(nn.Module):
                     f"nothing says how {full_name} starts: give {kind} a method "
                     "init_parameter(name, start, generator)"
                 )
-            if isinstance(module, ResidualLinear):
+            if isinstance(module, ResidualLinear):  # start_scale: 1, but for a mixer's out_proj
                 start = start * module.start_scale
             p.copy_(start)
 
@@ -581,11 +586,12 @@ class GPT(nn.Module):
         document: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[dict] | None]:
         """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is
-        updated in place.
+        updated in place. start: the position of idx[:, 0].
 
-        document (B, T), of packed rows: where in its row the document of each token begins. Each
-        document is then read as if it were alone. Raises UserError where cosformer or learned
-        positions would go past block_size, and for a mixer that cannot keep documents apart.
+        document (B, T), of packed rows: for each token the index in its row at which its document
+        begins (0 0 0 3 3: one document of three tokens, one of two). Each is read as if it were
+        alone. Raises UserError where cosformer or learned positions would go past block_size, and
+        for a mixer that cannot keep documents apart.
         """
         end = start + idx.shape[1]
         position: Any = slice(start, end)
@@ -641,17 +647,19 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(x)
         total = self.loss(x, targets)
-        labels = (targets != IGNORE).sum()
+        n_labels = (targets != IGNORE).sum()
         if self.training:
             modules = self.blocks.modules()
-            total = total + labels * sum(getattr(one, "auxiliary_loss", 0.0) for one in modules)
-        return total if reduction == "sum" else total / labels.clamp(min=1)
+            total = total + n_labels * sum(getattr(one, "auxiliary_loss", 0.0) for one in modules)
+        return total if reduction == "sum" else total / n_labels.clamp(min=1)
 
     def init_state(
         self, batch_size: int = 1, device=None, dtype=None, length: int | None = None
     ) -> list[dict]:
         """The state at the start of a text, a dict for each layer. length: the most tokens that
-        will be read, for which a cache has room (None: block_size)."""
+        will be read, so that a KV cache need be no longer (None: any number; a cache then has room
+        for block_size tokens, or the window, and rolls). device: None is the weights'; dtype: None
+        is torch's default."""
         device = device or self.wte.weight.device
         return [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
 
@@ -660,6 +668,7 @@ class GPT(nn.Module):
     generate = sampling.generate
 
     def n_params(self) -> int:
+        """All parameters, position embeddings, too; a tied embedding counts once."""
         return sum(p.numel() for p in self.parameters())
 
     def state_bytes(self, batch_size: int = 1) -> int:

@@ -16,8 +16,8 @@ another run (docs/gates.md adds a gate in this way).
 --dry_run=true prints the memory, time and disk that the run takes, and does nothing else.
 
 SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 save, and exit with status 128 plus the signal's number. A
-checkpoint is saved every save_interval steps, which is before every evaluation unless you give it.
-If the loss or a gradient is not finite, the run exits with status 1.
+checkpoint is saved every save_interval steps, by default as often as an evaluation is made, and
+before it. If the loss or a gradient is not finite, the run exits with status 1.
 
 The loop is `train`. To change the optimizer edit make_optimizers, the loss GPT.loss in model.py; to
 log another number add it to `row` in the loop, and to log elsewhere see runs/loggers.py.
@@ -179,14 +179,15 @@ def load_batches(
         n_labels += int((targets != IGNORE).sum())
         if m % processes.world_size == processes.rank:
             pin = processes.pin
-            own.append(Batch(m, pin(inputs), pin(targets), 0, pin(document)))
-    return [batch._replace(n_labels=max(1, n_labels)) for batch in own]
+            own.append((m, pin(inputs), pin(targets), pin(document)))
+    n_labels = max(1, n_labels)
+    return [Batch(m, x, y, n_labels, document) for m, x, y, document in own]
 
 
 def read_ahead(run: "Run", steps: Iterable[int]) -> Iterator[list[Batch]]:
     """Yields the batches of each step on the device. While a step computes, a thread reads those of
     the next READ_AHEAD ones. An error in reading is raised when its step is reached."""
-    given = (run.dataset, run.config, run.processes, run.compiled)
+    given = (run.dataset, run.config, run.processes, run.compiled)  # the last is same_length
     to_device = run.processes.to_device
     steps = iter(steps)
     waiting: deque = deque()
@@ -238,8 +239,8 @@ class Run:
     tokens_per_step: int  # a mean, as the FLOPs are
     flops_per_token: float  # of training: three times those of the forward pass
     peak: tuple[float, str]  # FLOP/s that a device can reach, how that is known
-    # the first step whose loss or gradient was not finite; -1 if none. A tensor on the device, so
-    # that setting it waits for nothing
+    # the first step whose loss or gradient (in float16: whose loss) was not finite; -1 if none. A
+    # tensor on the device, so that setting it waits for nothing
     bad_step: torch.Tensor
     about: dict = dataclasses.field(default_factory=dict)  # the same in every checkpoint
 
@@ -248,9 +249,9 @@ class Run:
     eval_tokens: int | None = None  # that an evaluation reads; None: all
     best_val_loss: float = math.inf
     evaluations: list[dict] = dataclasses.field(default_factory=list)
-    seconds_before: float = 0.0  # of training, before it was stopped
-    started: float = 0.0  # the perf_counter() at which it began, had it never been stopped
-    eval_seconds: float = 0.0
+    seconds_before: float = 0.0  # that it took before it was stopped, with its evaluations
+    started: float = 0.0  # perf_counter() at this start, less seconds_before
+    eval_seconds: float = 0.0  # those of evaluations among them, over all starts
 
 
 class Stopped(Exception):
@@ -294,7 +295,7 @@ def train(run: Run) -> None:
 
         # save and evaluate, each in its interval and behind the last step; save first, so that a kill
         # during the evaluation loses nothing
-        is_last = step == config.max_iters
+        is_last = step == config.max_iters  # behind the last update: saves, evaluates, and ends
         evaluates_now = is_last or step % config.eval_interval == 0
         if saves_now(run):
             check_and_save(run)
@@ -330,10 +331,11 @@ def train(run: Run) -> None:
             scaler.unscale_(optimizer)
         grad_norm = parallel.clip_gradients(model, config.grad_clip)
 
-        # update, if all is finite, here and in every step before. bad_step is read with the next log.
-        # In float16 an infinite gradient only means that the loss scale was too high: this step
-        # alone is skipped. step_if stands for scaler.step, which would wait for the GPU; unscale_ has
-        # told the scaler whether this step overflowed
+        # update, if this step and all before it are finite: is_good guards this step, run.bad_step
+        # the later ones, and the next log ends the run. In float16 an infinite gradient with a finite
+        # loss only means that the loss scale was too high: this step alone is skipped, and
+        # scaler.update lowers the scale, since unscale_ has found the overflow. step_if takes the
+        # place of scaler.step, which would wait for the GPU
         is_good = (loss + grad_norm).isfinite()
         goes_on = loss.isfinite() if scaler.is_enabled() else is_good
         run.bad_step = torch.where((run.bad_step < 0) & ~goes_on, step, run.bad_step)
@@ -406,8 +408,8 @@ def mfu(run: Run, tokens_per_second: float) -> float:
 
 
 def sample_size(run: Run, max_iters: int, eval_interval: int) -> int | None:
-    """How many tokens of the validation split an evaluation reads (None: all): eval_tokens, but in
-    a run shorter than eval_interval, a trial, at most a tenth of those it trains on."""
+    """How many tokens of the validation split an evaluation reads (None: all): eval_tokens. A run
+    shorter than eval_interval is a trial, and reads at most a tenth as many as it trains on."""
     tokens = run.config.eval_tokens
     if tokens is None or max_iters >= eval_interval:
         return tokens
@@ -415,8 +417,9 @@ def sample_size(run: Run, max_iters: int, eval_interval: int) -> int | None:
 
 
 def validate(run: Run, tokens: int | None, with_meters: bool = False) -> dict:
-    """The numbers of the validation split. tokens: read a fixed sample of about so many (None:
-    all). A signal ends it before its next batch, on all processes, and then the run."""
+    """The numbers of the validation split: val_loss (nats a label), seconds, and what else `evaluate`
+    gives. tokens: read a fixed sample of about so many (None: all). A signal ends it before its next
+    batch, on all processes, and then the run."""
     config, model, processes = run.config, run.model, run.processes
     start = time.perf_counter()
     all_tokens = run.dataset.counts("val")["tokens"]
@@ -578,13 +581,14 @@ def finish(run: Run) -> None:
     seconds_of_whole = last.get("seconds", 0.0) * n_labels / last["labels"]
     seconds_of_training = time.perf_counter() - run.started - run.eval_seconds
     read_whole = run.config.eval_whole
-    if read_whole is None:
+    if read_whole is None:  # then if that takes no longer than the training did
         is_quick = seconds_of_whole <= seconds_of_training
         read_whole = run.processes.from_main(is_quick)
     is_whole = read_whole or not was_sampled
 
-    # a finished run that is started again has the row already; it is made anew where that is of a
-    # sample, and all is to be read now. Rows of older versions have no "whole"
+    # a finished run that is started again has its row of the end already. It is made anew if steps
+    # were added, or if it is of a sample and the whole split is to be read now. Rows of older
+    # versions have no "whole"
     row = run.processes.from_main(run.out.ended)
     if row is None or row["step"] != run.step or (is_whole and not row.get("whole", True)):
         row = {name: x for name, x in last.items() if name not in ("meters", "seconds")}
@@ -705,6 +709,7 @@ def make_run(
         run.step = resumed["iter_num"]
         run.saved_step = run.step
         before = resumed["config"]
+        # a best loss on a sample of another size is not comparable, and is forgotten
         if run.eval_tokens == sample_size(run, before["max_iters"], before["eval_interval"]):
             run.best_val_loss = float(resumed["best_val_loss"])
         run.eval_seconds = float(resumed["eval_seconds"])
@@ -731,7 +736,9 @@ def make_model(
 
 
 def is_compiled(config: TrainConfig, device_type: str) -> bool:
-    """Compiling takes about a minute, which shorter runs and CPUs do not earn back."""
+    """Whether the step is compiled. Under auto it is not in short runs and on CPUs, which do not
+    earn back the minute that it takes, nor with mask_documents, where each batch would be compiled
+    anew."""
     if config.compile == "auto":
         is_long = config.max_iters >= 500
         return device_type == "cuda" and is_long and not config.mask_documents
@@ -769,12 +776,12 @@ def write_start(run: Run, run_id: str) -> None:
     if len(dataset.parts) > 1:
         data["mixture"] = str(dataset.folder)
     run.about = about | {"data": data, "model_args": model_args(run.config)}
-    about |= {
+    about |= {  # for config.json alone, which has neither `data` nor `model_args`
         "device": run.processes.device_type,
         "threads": run.processes.threads,
         "n_params": model.n_params(),
         "state_bytes": model.state_bytes(),
-        "flops_per_token": model.flops_per_token(),
+        "flops_per_token": model.flops_per_token(),  # forward; run.flops_per_token: of training
         "tokens_per_step": run.tokens_per_step,
     }
     run.processes.on_main(run.out.start, about, run.step)

@@ -10,9 +10,9 @@ Without --val several files are split by file, a single one by position: its las
 validation. Files are taken in the order of their paths, once each; blank ones, and hidden ones in
 folders, are left out, and those of --val are not trained on.
 
-Files are read twice, one at a time: the sizes decide the split. A file is a document, which must fit
-in memory. Where a call was stopped, the same call goes on. The data are the same for any number of
-threads.
+Files are read twice, one at a time: first for their sizes, which decide the split. A file is one
+document, and must fit in memory. After a stop, the same command goes on where it was stopped. The
+data are the same for any number of threads.
 """
 
 import glob
@@ -50,6 +50,7 @@ class Config(Output):
 def main(argv):
     config = configurator.load(Config, argv, positional="paths")
     sizes = find_files(config.paths, config.ext)
+    # errors: a key of older versions, which meta.json still has
     out_dir, about = claim(config, GENERATOR, VERSION, errors="stop")
     if len(sizes) == 1 and not config.val:
         (path,) = sizes
@@ -98,7 +99,8 @@ def find_files(paths, ext):
     for file in sorted(map(Path, found), key=Path.as_posix):
         text = read_text(file)
         if text and not text.isspace():
-            # by real path: a text in both splits would make the loss meaningless
+            # by real path, so that a file with two names is one: in both splits it would make the
+            # validation loss meaningless
             sizes[os.path.realpath(file)] = len(text.encode())
     if not sizes:
         where = ", ".join(paths) or "nothing"
@@ -126,9 +128,11 @@ def held_out(sizes, config):
 def split_at_a_line(text, val_fraction):
     """([text for training], [text for validation]): cut at the last end of a line before the final
     val_fraction, or else at the first one."""
-    # blank lines at the end stay with the line before them
+    # the last line that is not blank is for validation, with the blank ones behind it
     latest = min(round(len(text) * (1 - val_fraction)), len(text.rstrip()))
-    cut = text.rfind("\n", 0, latest) + 1 or text.find("\n") + 1
+    cut = text.rfind("\n", 0, latest) + 1
+    if cut == 0:  # no line ends before
+        cut = text.find("\n") + 1
     if not text[:cut].strip() or not text[cut:].strip():
         raise UserError(
             "one part of the text would be blank; name more files, or another val_fraction"
