@@ -156,11 +156,16 @@ def gain_curves(rows: list, path: Path) -> list:
                 panels.setdefault(title, {}).setdefault(row["arm"], []).append(curve)
     if not panels:
         return []
-    ends = ends_of(panels["all of the text"])
-    ahead = sum(end > 0 for end in ends.values())
-    title = f"At the end the gate lowers the mean loss in {ahead} of {len(ends)} arms"
+    arms = panels["all of the text"]
+    ahead = 0  # arms in which every seed is, at its end
+    behind = 0
+    for curves in arms.values():
+        gains = [curve[-1][1] for curve in curves]
+        ahead += min(gains) > 0
+        behind += max(gains) < 0
+    title = f"At the end every seed is ahead in {ahead} of {len(arms)} arms, and behind in {behind}"
     label = "loss without minus loss with (nats a token)   gate better →"
-    looks = arm_looks(sorted(ends))
+    looks = arm_looks(sorted(arms))
     return [curve_panels(panels, looks, path, title=title, ylabel=label, zero=True)]
 
 
