@@ -80,7 +80,7 @@ WRONG = {  # what a card may compute wrongly, and how it shows
 }
 
 
-def forgetful(features, idx, state=None, start=0):
+def forgetful(features, idx, state=None, start=0, document=None):
     """A cache that has lost what a step reads."""
     for tensor in (tensor for layer in state or [] for tensor in layer.values()):
         tensor.zero_()
