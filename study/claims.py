@@ -21,14 +21,14 @@ TOP, BOTTOM = 0.95, 0.05
 
 # {unit that numbers are shown in: their format}
 UNITS = {
-    "of the residual stream": "+.3f",
-    "nats a token": "+.4f",
+    "of the residual stream": "+z.3f",
+    "nats a token": "+z.4f",
     "ratio of steps": ".2f",
     "ratio": ".3f",
     "steps": ",.0f",
-    "%": "+.1f",
-    "points": "+.1f",
-    "as in the rows": "+.4g",
+    "%": "+z.1f",
+    "points": "+z.1f",
+    "as in the rows": "+z.4g",
 }
 RATIOS = ("ratio of steps", "ratio", "steps")  # shown of logarithms
 PERCENT = ("%", "points")  # shown of fractions
