@@ -246,7 +246,7 @@ ENTRIES: dict = {
 }
 
 
-def main(argv: list) -> None:
+def main(argv: list[str]) -> None:
     config = configurator.load(ExperimentConfig, argv)
     out_dir = Path(config.out_dir or HERE / "results" / config.name)
     if config.dry_run:
@@ -288,12 +288,12 @@ def report_on(config: ExperimentConfig, rows: list, out_dir: Path, question: str
     figures += report.claims_figure(records, out_dir / "claims.png", sides)
     asked, _, design = question.partition("\n\n")
     first = [asked, claims.verdicts(records), code_and_day(rows), design]
-    parts = [*first, *figures, *verdicts, remarks.splitlines(), *tables]
+    parts: list = [*first, *figures, *verdicts, remarks.splitlines(), *tables]
     page = write_page(out_dir / "report.html", parts)
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 
-def question_of(argv: list) -> str:
+def question_of(argv: list[str]) -> str:
     """What the last config file of the command line says at its top, if there is one."""
     files = [word for word in argv if not word.startswith("-")]
     if not files:
@@ -301,12 +301,12 @@ def question_of(argv: list) -> str:
     return ast.get_docstring(ast.parse(read_regular(files[-1], 1 << 20))) or files[-1]
 
 
-def code_and_day(rows: list) -> str:
+def code_and_day(rows: list[dict]) -> str:
     commits = sorted({str(row.get("git_commit"))[:7] for row in rows})
     return f"{len(rows)} runs, of commit {', '.join(commits)}; written on {datetime.date.today()}"
 
 
-def listed(config: ExperimentConfig, rows: list) -> str:
+def listed(config: ExperimentConfig, rows: list[dict]) -> str:
     """The runs that have no row, as far as learning rates are chosen; then what each claim can
     show."""
     plan = Plan(config, rows)

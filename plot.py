@@ -50,7 +50,7 @@ from study.rows import read_rows
 from study.token_page import write_page
 
 
-def main(argv: list) -> None:
+def main(argv: list[str]) -> None:
     config = configurator.load(PlotConfig, argv, positional="folders")
     folders = [Path(folder) for folder in config.folders]
     runs = [folder for folder in folders if os.path.isfile(folder / "metrics.jsonl")]
@@ -71,7 +71,7 @@ def main(argv: list) -> None:
 # -- The losses of several runs --------------------------------------------------------------------
 
 
-def curves(folders: list) -> Path:
+def curves(folders: list[Path]) -> Path:
     """Draws the validation losses of runs in curves.png, in the first one's folder, and returns its
     path. Raises UserError."""
     figure, axes = plt.subplots()
@@ -90,11 +90,11 @@ def curves(folders: list) -> Path:
     return write(figure, folders[0] / "curves.png")
 
 
-def losses_of(metrics: list, event: str, name: str) -> list:
+def losses_of(metrics: list[dict], event: str, name: str) -> list[tuple]:
     return [(row["step"], row[name]) for row in metrics if row["event"] == event]
 
 
-def draw_lines(axes: plt.Axes, lines: dict) -> None:
+def draw_lines(axes: plt.Axes, lines: dict[str, list]) -> None:
     """{label: [(x, y), ...]}, with a legend of up to eight lines."""
     for label, points in lines.items():
         if points:
@@ -214,7 +214,7 @@ UNITS = {
 }
 
 
-def numbers_of(layer: dict) -> dict:
+def numbers_of(layer: dict) -> dict[str, dict]:
     """{panel: {label: number}} of the meters of one layer, means over its heads."""
     sink, residual = layer["sink"], layer["residual"]
     mean = probe.mean_of([sink], "share")

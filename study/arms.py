@@ -62,7 +62,7 @@ def check_entry(value: object, rule: object, name: str = "") -> None:
     refuse(wrong, str(wrong))
 
 
-def check_named(label: str, names: Iterable, choices: Iterable) -> None:
+def check_named(label: str, names: Iterable[str], choices: Iterable[str]) -> None:
     """Raises UserError for a name that is not one of the config's own names of arms or claims."""
     for name in names:
         configurator.check_choice(label, name, list(choices) or ["(there are none)"])
@@ -72,7 +72,7 @@ def arm_name(mixer: str, variant: str) -> str:
     return mixer if variant == "none" else f"{mixer} {variant}"
 
 
-def all_arms(config) -> dict:
+def all_arms(config) -> dict[str, dict]:
     """{arm: its keys}: mixers x variants, then config.arms; one that has the name of a product adds
     keys to it."""
     words = "mixers, variants: arms are the product of both; give the other one, too"
@@ -93,7 +93,7 @@ def all_arms(config) -> dict:
     return arms
 
 
-def arms_named(config, names: Iterable) -> list:
+def arms_named(config, names: Iterable[str]) -> list[str]:
     """The arms that the names stand for: those of a variant in every mixer that has it, or the arm
     itself."""
     arms = []
@@ -106,7 +106,7 @@ def arms_named(config, names: Iterable) -> list:
     return arms
 
 
-def weights_of(text: str) -> dict:
+def weights_of(text: str) -> dict[str, float]:
     """{name: weight} of a sum such as "0.5 * none - headwise". Raises UserError."""
     words = text.strip()
     signed = f"- {words[1:]}" if words.startswith("-") else f"+ {words}"
@@ -130,7 +130,7 @@ def with_base(base: dict, claim: dict) -> dict:
     return base | claim
 
 
-def all_claims(config) -> dict:
+def all_claims(config) -> dict[str, dict]:
     """{claim: its keys}, where a contrast of variants, with "pool" or "each", is written out as one
     of arms."""
     claims = []
@@ -140,7 +140,7 @@ def all_claims(config) -> dict:
     return configurator.refuse_twice(claims)
 
 
-def written_out(config, name: str, claim: dict) -> list:
+def written_out(config, name: str, claim: dict) -> list[tuple[str, dict]]:
     """[(name, claim about arms)] that a claim stands for."""
     check_entry(claim, CLAIM)
     check_named("it", claim, [part.rstrip("?") for part in CLAIM])

@@ -66,7 +66,7 @@ def effect_format(unit: str) -> str:
     return ".2f" if unit == "steps" else UNITS[unit]
 
 
-def unit_of(of: Sequence, weights: dict) -> str:
+def unit_of(of: Sequence, weights: dict[str, float]) -> str:
     """The unit that the numbers of a claim are shown in, one of UNITS."""
     if of[0] == "log_steps" and abs(sum(weights.values())) > 1e-9:
         return "steps"
@@ -85,7 +85,7 @@ def unit_of(of: Sequence, weights: dict) -> str:
 # -- What a claim asks, and what it can show -------------------------------------------------------
 
 
-def seeds_of_claim(config, weights: dict) -> list:
+def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
     """The seeds that all arms of a contrast are run with."""
     seeds = config.seeds
     for arm in weights:
@@ -94,7 +94,7 @@ def seeds_of_claim(config, weights: dict) -> list:
     return seeds
 
 
-def questions(config) -> list:
+def questions(config) -> list[dict]:
     """Each claim with all that it asks: its keys, and claim (its name), of, exploratory, unit,
     seeds, and tests: [(name and sides as in stats.tests_of, smallest p after Holm, size of the
     family)]."""
@@ -139,12 +139,14 @@ def check_reach(config) -> None:
             raise UserError(f"claims: {question['claim']}: {few}, {words}")
 
 
-def reach_table(config, rows: list) -> Table | None:
+def reach_table(config, rows: list[dict]) -> Table | None:
     """A line per test of a claim: what it can show in 80% of cases, from the spread of the compared
     rows there are, or from `pair_spread`."""
     lines = []
     for question in questions(config):
-        n, weights, unit = len(question["seeds"]), question["contrast"], question["unit"]
+        n = len(question["seeds"])
+        weights = question["contrast"]
+        unit = question["unit"]
         values = list(stats.contrast(rows, weights, question["of"]).values())
         if len(values) > 1 and not stats.are_identical(values):
             spread = stdev(values)
@@ -171,7 +173,7 @@ def reach_table(config, rows: list) -> Table | None:
 # -- What the rows say -----------------------------------------------------------------------------
 
 
-def judge_claims(config, rows: list, choices: Sequence = ()) -> list:
+def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
     """Every question with what stats.judge finds out about it, and by_seed: its values, missing
     and lost: seeds without one (see `unseen`), p_all, modes, and flags: what a reader must know
     beside the verdict. choices: of learning rates, as plan.choose_rates gives them."""
@@ -196,7 +198,7 @@ def judge_claims(config, rows: list, choices: Sequence = ()) -> list:
     return judged
 
 
-def flags_of(config, result: dict, rows: list, choices: Sequence) -> list:
+def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) -> list[str]:
     """What a reader must know beside the verdict. Makes a claim exploratory that was looked at in a
     way that was not declared, and adds its modes."""
     flags = []
@@ -229,7 +231,7 @@ def flags_of(config, result: dict, rows: list, choices: Sequence) -> list:
     return flags + unlike_pairs(arms) + unlike_rates(arms) + doubts(chosen)
 
 
-def correct_over_all(judged: list) -> None:
+def correct_over_all(judged: list[dict]) -> None:
     """Adds "p_all", the smallest p of a claim after Holm's correction over all confirmatory tests
     of the experiment, and "n_all", their number. A test that has not run counts, with p = 1.
     Exploratory claims get neither."""
@@ -244,11 +246,12 @@ def correct_over_all(judged: list) -> None:
             result["n_all"] = len(tests)
 
 
-def unseen(rows: list, question: dict, values: dict) -> tuple:
+def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> tuple[list, list]:
     """(missing, lost): the seeds without a value, where a run has no row, and where all have one,
     but one lacks the number, as that of a run that was not finite does."""
     ran = {(row["arm"], row["seed"]) for row in rows}
-    missing, lost = [], []
+    missing = []
+    lost = []
     for seed in question["seeds"]:
         if any((arm, seed) not in ran for arm in question["contrast"]):
             missing.append(seed)
@@ -257,7 +260,7 @@ def unseen(rows: list, question: dict, values: dict) -> tuple:
     return missing, lost
 
 
-def undeclared_looks(arms: dict, question: dict) -> list:
+def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
     """Why this is a look at the verdict that was not declared before the runs; empty if it is none.
     The declared look is the one when all seeds have run. A row holds the seeds that its arm was to
     be run with (older rows do not). Seeds of the config that are not among them were added later,
@@ -289,16 +292,19 @@ def listed(seeds: list) -> str:
     return ", ".join(map(str, seeds))
 
 
-def modes_of(rows: list, question: dict) -> dict | None:
+def modes_of(rows: list[dict], question: dict) -> dict | None:
     """A claim's runs as a count, where its outcome has two modes: the split between them, how many
     seeds of each arm are over it, out of how many, and p of the sign test of two arms that are
     compared. {split, over, n, p}; None: the runs show no two modes. Of more than two arms, whose
     levels differ, the contrast itself is looked at."""
-    weights, by_seed, path = question["contrast"], question["by_seed"], question["of"]
+    weights = question["contrast"]
+    by_seed = question["by_seed"]
+    path = question["of"]
     unit = question["unit"]
     values = {"the contrast": list(by_seed.values())}
     if len(weights) <= 2:
-        unit, values = unit_of(path, {"an arm": 1.0}), {}
+        unit = unit_of(path, {"an arm": 1.0})
+        values = {}
         for arm in weights:
             of_arm = stats.contrast(rows, {arm: 1.0}, path)
             values[arm] = [of_arm[seed] for seed in by_seed]
@@ -325,7 +331,7 @@ def in_words(modes: dict) -> str:
     return f"two modes, and a mean is neither: {said}"
 
 
-def ends_of_the_scale(config, arms: dict) -> list:
+def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
     """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no
     difference can be seen there."""
     script = script_of(config.prepare)
@@ -343,7 +349,7 @@ def ends_of_the_scale(config, arms: dict) -> list:
     return ["floor: all arms are at chance"] if max(places) < BOTTOM else []
 
 
-def unlike_pairs(arms: dict) -> list:
+def unlike_pairs(arms: dict[str, list[dict]]) -> list[str]:
     """What differs between the runs of a seed besides their keys. The commits may differ where the
     hash of the code that the numbers depend on does not. Older rows do not hold all of them."""
     fields = {
@@ -363,7 +369,7 @@ def unlike_pairs(arms: dict) -> list:
     return words
 
 
-def unlike_rates(arms: dict) -> list:
+def unlike_rates(arms: dict[str, list[dict]]) -> list[str]:
     """The learning rates of arms of one mixer, where they are not the same."""
     by_mixer = {}
     for arm, rows in sorted(arms.items()):
@@ -376,11 +382,12 @@ def unlike_rates(arms: dict) -> list:
     return words
 
 
-def doubts(choices: list) -> list:
+def doubts(choices: list[dict]) -> list[str]:
     """What to doubt of the chosen rates. Edge: one is the lowest or the highest of those tried.
     Margin: the next best rate is within a standard error, which one seed does not have. Rates: the
     seeds are so few that a standard error says little."""
-    margins, few = [], []
+    margins = []
+    few = []
     at_edge = {}
     for choice in choices:
         arm, rate = choice["arm"], choice["rate"]
@@ -443,7 +450,7 @@ def record(claim: dict) -> dict:
     return kept | {"flags": claim["flags"]}
 
 
-def table(records: list) -> Table:
+def table(records: list[dict]) -> Table:
     """A line per claim, of what claims.json keeps of it; all numbers but p and seeds are in its
     unit."""
     title = """Claims: the mean over the seeds with its exact 95% interval (one-sided: two bounds;
@@ -454,7 +461,7 @@ tests of the experiment that were declared, and the effect or the band that 80% 
     return Table(title, header, [[one["name"], *cells_of(one)] for one in records])
 
 
-def verdicts(records: list) -> list:
+def verdicts(records: list[dict]) -> list[str]:
     """A line per claim: its verdict, and its mean and interval in its unit."""
     lines = []
     for one in records:
@@ -463,7 +470,7 @@ def verdicts(records: list) -> list:
     return lines
 
 
-def cells_of(one: dict) -> list:
+def cells_of(one: dict) -> list[str]:
     """The cells of a claim's line behind its name."""
     unit, n = one["unit"], str(len(one["seeds"]))
     verdict = "exploratory: " * one["exploratory"] + one["verdict"]
@@ -488,13 +495,13 @@ def cells_of(one: dict) -> list:
     return [verdict, mean, ", ".join(asked), unit, p, over_all, effects.replace("+", ""), n]
 
 
-def numbers_in(one: dict, names: Sequence, form: str) -> str:
+def numbers_in(one: dict, names: Sequence[str], form: str) -> str:
     """The numbers of these names that a claim has, or "-"."""
     numbers = [f"{one[name]:{form}}" for name in names if one.get(name) is not None]
     return ", ".join(numbers) or "-"
 
 
-def remarks(records: list) -> str:
+def remarks(records: list[dict]) -> str:
     """A line per flag and per reason of a smaller family, with the claims that have it: what a
     reader must know beside the numbers."""
     names = {}

@@ -43,7 +43,7 @@ class Config:
     seed: str = key("seed", "JSON lines and CSV: the column of the seeds")
 
 
-def main(argv: list) -> None:
+def main(argv: list[str]) -> None:
     config = configurator.load(Config, argv, positional="files")
     if len(config.files) != 2:
         words = "files: name two, the numbers before a change and after it"
@@ -53,7 +53,7 @@ def main(argv: list) -> None:
     print(sentence(compare(*numbers), before, after, config.of))
 
 
-def read_numbers(file: str, of: str | None, seed: str) -> dict:
+def read_numbers(file: str, of: str | None, seed: str) -> dict[str, float]:
     """{seed: number} of a file; seeds are "#1", "#2" ... where it has none. Raises UserError."""
     if file.endswith(".jsonl"):
         return of_rows(read_jsonl(file), file, of, seed)
@@ -68,7 +68,7 @@ def read_numbers(file: str, of: str | None, seed: str) -> dict:
     return {name: number(value, file, name) for name, value in found.items()}
 
 
-def of_rows(rows: list, file: str, of: str | None, seed: str) -> dict:
+def of_rows(rows: list[dict], file: str, of: str | None, seed: str) -> dict[str, float]:
     """{seed: number} of rows with a column for each. Raises UserError."""
     if of is None:
         names = [name for name in (rows[0] if rows else {}) if name != seed]
@@ -99,7 +99,7 @@ def number(value: Any, file: str, name: str) -> float:
     return found
 
 
-def compare(before: dict, after: dict) -> dict:
+def compare(before: dict[str, float], after: dict[str, float]) -> dict:
     """What the numbers say of a difference: verdict, n (of each group), is_paired, difference
     (after minus before), low and high (None: open), p and the least that so few numbers can give,
     could_see (None: nothing to tell)."""
@@ -122,7 +122,7 @@ def compare(before: dict, after: dict) -> dict:
     return result | {"verdict": "supported" if is_seen else "inconclusive"}
 
 
-def of_pairs(values: list) -> dict:
+def of_pairs(values: list[float]) -> dict:
     """The sign-flip test of the differences of each seed, its interval, and what it could have
     seen."""
     low, high = stats.interval(values)
@@ -136,7 +136,7 @@ def of_pairs(values: list) -> dict:
     }
 
 
-def of_groups(before: list, after: list) -> dict:
+def of_groups(before: list[float], after: list[float]) -> dict:
     """The permutation test of two independent groups, Welch's interval, and what a t-test of them
     could have seen."""
     n, m = len(before), len(after)
@@ -160,23 +160,28 @@ def of_groups(before: list, after: list) -> dict:
 
 def sentence(result: dict, before: str, after: str, of: str | None) -> str:
     """What `compare` found, in words."""
-    change, low, p, seen = (result[name] for name in ("difference", "low", "p", "could_see"))
+    change = result["difference"]
+    low = result["low"]
+    p = result["p"]
     n, m = result["n"]
     direction = "higher" if change > 0 else "lower"
     said = f"{result['verdict']}: {of or 'the mean'} of {after} is {abs(change):.4g} {direction}"
     said += f" than of {before}; "
     if low is not None:
         said += f"95% interval of the difference {low:+.4g} to {result['high']:+.4g}; "
-    runs, test = f"{n} runs before and {m} after, not paired", "permutation test"
     if result["is_paired"]:
-        runs, test = f"{n} paired seeds", "exact sign-flip test"
+        runs = f"{n} paired seeds"
+        test = "exact sign-flip test"
+    else:
+        runs = f"{n} runs before and {m} after, not paired"
+        test = "permutation test"
     said += f"{runs}." if p is None else f"{runs}, p {p:.2g} ({test})."
     if result["verdict"] == stats.UNDECIDABLE:
         least = "no p at all" if p is None else f"no p under {result['least_p']:.2g}"
         few = "another seed alone may have made this difference"
         said += f" So few runs can give {least}: {few}. Add seeds."
-    elif seen is not None:
-        said += f" 80% of such comparisons would see a difference of {seen:.4g}."
+    elif result["could_see"] is not None:
+        said += f" 80% of such comparisons would see a difference of {result['could_see']:.4g}."
     return said
 
 

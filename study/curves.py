@@ -36,12 +36,15 @@ def steps_to(row: dict, *where: Any) -> int | None:
     if not row["finite"]:
         return None
     *part, threshold = where
-    points, sign = row["curve"], -1 if row.get("metric") == "val_loss" else 1
+    points = row["curve"]
+    is_loss = row.get("metric") == "val_loss"
     if part:
         points = [(point["step"], point.get(part[0])) for point in row.get("loss_curve", [])]
-        sign = -1
+        is_loss = True
     for step, value in points:
-        if value is not None and sign * value > sign * threshold:
+        if value is None:
+            continue
+        if value < threshold if is_loss else value > threshold:
             return step
     return None
 

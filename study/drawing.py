@@ -22,7 +22,7 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 COLOURS += ["#999933", "#332288", "#44AA99", "#117733", "#CC6677"]
 
 
-def arm_looks(variants: Iterable) -> dict:
+def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
     """{what an arm adds to its mixer: matplotlib's keys of its lines}, the same in every panel of a
     figure: black for the arm without a gate, and a colour for each other one, dashed when the
     colours are used up."""
@@ -49,8 +49,8 @@ def panel_grid(n: int, width: float, height: float, extra: float = 0.0, **keys) 
 
 
 def curve_panels(
-    panels: dict,
-    looks: dict,
+    panels: dict[str, dict[str, list]],
+    looks: dict[str, dict],
     path: Path,
     *,
     title: str,
@@ -102,7 +102,7 @@ def curve_panels(
     return write(figure, path)
 
 
-def parts_of(panels: dict) -> dict:
+def parts_of(panels: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:
     """The panels, those of more than eight arms in parts of at most eight, each with the first."""
     parts = {}
     for title, curves_of in panels.items():
@@ -118,7 +118,7 @@ def parts_of(panels: dict) -> dict:
     return parts
 
 
-def draw_curves(axes: plt.Axes, curves: list, label: str, look: dict) -> None:
+def draw_curves(axes: plt.Axes, curves: list[list[tuple]], label: str, look: dict) -> None:
     """The curves of the seeds of an arm, and their mean."""
     steps = sorted({step for step, _ in itertools.chain(*curves)})
     by_seed = []
@@ -129,7 +129,7 @@ def draw_curves(axes: plt.Axes, curves: list, label: str, look: dict) -> None:
     axes.plot(steps, means, linewidth=2.2, label=label, **look)
 
 
-def last_before(curve: list, step: float) -> float | None:
+def last_before(curve: list[tuple], step: float) -> float | None:
     """The value at a step, or the last one before it."""
     return next((y for x, y in reversed(curve) if x <= step), None)
 

@@ -27,7 +27,7 @@ pre {{ margin: 1.2rem 0; font-size: 12px; overflow-x: auto }}
 """
 
 
-def write_page(path: Path, parts: Iterable) -> Path:
+def write_page(path: Path, parts: Iterable[str | list[str] | Table | Path]) -> Path:
     """Writes texts, lists of lines, tables and figures as one page, which holds each image itself, and not a link.
     Returns the path."""
     check_output(path, "report")

@@ -49,7 +49,7 @@ MARK = re.compile(r"<!-- (\w+): ([^>]+?) -->(.*?)<!-- end -->", re.DOTALL)
 SHOWN_FLAGS = ("two modes", "a look", "seeds", "no value", "ceiling", "floor")
 
 
-def main(argv: list) -> None:
+def main(argv: list[str]) -> None:
     if argv:
         raise UserError("study/pages.py takes no keys: it writes the pages of results/ again")
     for name in PAGES:
@@ -97,11 +97,11 @@ def written(kind: str, what: str) -> str:
     raise UserError("the marks are claims, claim, verdict, mean, minutes, table")
 
 
-def claims_of(experiment: str) -> list:
+def claims_of(experiment: str) -> list[dict]:
     return read_json(ROOT / "results" / experiment / "claims.json")["claims"]
 
 
-def claims_table(records: list) -> str:
+def claims_table(records: list[dict]) -> str:
     """A line per claim, then the flags that a reader must know."""
     header = ["claim", "asked", "mean (95% interval)", "unit", "verdict", "p (Holm)"]
     header += ["p over all", "could see", "seeds"]

@@ -28,7 +28,7 @@ class Plan:
     others: the rows of no such run; unscored: the finite rows that lack a score.
     """
 
-    def __init__(self, config, rows: list):
+    def __init__(self, config, rows: list[dict]):
         by_text = {text_of(row): row for row in rows}
         self.choices = choose_rates(config, rows)
         self.compared = runs_of(config, rates_of(config, self.choices))
@@ -40,7 +40,8 @@ class Plan:
         self.lacking = [run for text, run in known.items() if text not in by_text]
         self.done = [by_text[text] for text in known if text in by_text]
         self.others = [row for text, row in by_text.items() if text not in known]
-        self.shown, self.unscored = [], []
+        self.shown = []
+        self.unscored = []
         for row in self.done:
             if "purpose" in row:
                 continue
@@ -55,7 +56,7 @@ class Plan:
         return "; more follow when learning rates are chosen" if waits else ""
 
 
-def runs_of(config, rates: dict) -> list:
+def runs_of(config, rates: dict[str, float | None]) -> list[dict]:
     """Every run of the seeds, those of first_arms first. rates: {arm: learning rate, or None for
     that of its keys} of the arms that are run."""
     runs = []
@@ -102,7 +103,7 @@ def name_of(run: dict) -> str:
     return f"{run['arm']}{rate}-seed{run['seed']}"
 
 
-def steps_of(runs: Iterable) -> int:
+def steps_of(runs: Iterable[dict]) -> int:
     """The steps that these runs make in all; a branch makes those behind its checkpoint."""
     steps = 0
     for run in runs:
@@ -115,7 +116,7 @@ def steps_of(runs: Iterable) -> int:
 # -- Learning rates --------------------------------------------------------------------------------
 
 
-def choose_rates(config, rows: list) -> list:
+def choose_rates(config, rows: list[dict]) -> list[dict]:
     """A dict for each arm that chooses a rate of its own, with what the rows say of the choice by
     now:
 
@@ -133,7 +134,7 @@ def choose_rates(config, rows: list) -> list:
     return pooled(choices) if config.pool_rates else choices
 
 
-def choose_rate(config, arm: str, by_text: dict) -> dict:
+def choose_rate(config, arm: str, by_text: dict[str, dict]) -> dict:
     waiting = set(config.learning_rates)
     values = {}
     choice: dict = {"arm": arm, "rate": None, "runs": [], "values": values}
@@ -164,7 +165,7 @@ def value_of(config, row: dict) -> float:
     return value if config.metric == "accuracy" else -value
 
 
-def pooled(choices: list) -> list:
+def pooled(choices: list[dict]) -> list[dict]:
     """The choices, pooled by mixer. The arms of a mixer wait for each other. Then each takes the rate
     that is chosen by their means, unless its own best one is better by more than a standard
     error."""
@@ -201,12 +202,12 @@ def settled(choice: dict, rate: float) -> dict:
     return made
 
 
-def highest(values: dict) -> float:
+def highest(values: dict[float, list[float]]) -> float:
     """The rate of the highest mean, the smaller one of two that are equal. A lost run is -inf."""
     return max(sorted(values), key=lambda rate: fmean(values[rate]))
 
 
-def safest(values: dict) -> float:
+def safest(values: dict[float, list[float]]) -> float:
     """The smallest rate whose mean is less than a standard error below the highest one. With one
     seed, whose error is NaN, this is the rate of the highest mean."""
     best = highest(values)
@@ -218,7 +219,7 @@ def safest(values: dict) -> float:
     return min(rates)
 
 
-def difference(values: list, others: list) -> tuple:
+def difference(values: list[float], others: list[float]) -> tuple[float, float]:
     """(mean, its standard error) of values - others, paired by seed. A lost run is -inf: the result
     is (inf, 0) where only others have one, and (NaN, NaN) where values have one. The error of one
     seed is NaN."""
@@ -231,7 +232,7 @@ def difference(values: list, others: list) -> tuple:
     return fmean(pairs), error
 
 
-def rates_of(config, choices: list) -> dict:
+def rates_of(config, choices: list[dict]) -> dict[str, float | None]:
     """{arm: its learning rate}, its own or that of another arm, where it is chosen by now; without
     selection_seeds None, for that of its keys."""
     if not config.selection_seeds:

@@ -27,7 +27,7 @@ FIGURES = ("accuracy.png", "val_loss.png", "sink.png", "gain.png", "claims.png")
 # -- Tables ----------------------------------------------------------------------------------------
 
 
-def arms_table(config, rows: list) -> Table:
+def arms_table(config, rows: list[dict]) -> Table:
     """A line per arm: every seed, and the mean with its interval."""
     title, form = "End accuracy, by seed", ".1%"
     if config.metric == "val_loss":
@@ -45,7 +45,7 @@ def arms_table(config, rows: list) -> Table:
     return Table(title, ["arm", *map(str, config.seeds), "mean", "95% interval"], lines)
 
 
-def rates_table(config, choices: list) -> Table:
+def rates_table(config, choices: list[dict]) -> Table:
     """A line per arm whose learning rate is chosen: the means that it was chosen by."""
     lines = []
     for choice in choices:
@@ -63,7 +63,7 @@ def rates_table(config, choices: list) -> Table:
 # -- Figures ---------------------------------------------------------------------------------------
 
 
-def figure(rows: list, folder: Path) -> Path:
+def figure(rows: list[dict], folder: Path) -> Path:
     """Draws the sinks, where the rows have them, or else the metric. Returns the path. Runs that
     chose a rate are left out."""
     rows = [row for row in rows if "purpose" not in row]
@@ -76,14 +76,16 @@ def figure(rows: list, folder: Path) -> Path:
     return metric_curves(rows, folder / f"{rows[0]['metric']}.png")
 
 
-def metric_curves(rows: list, path: Path) -> Path:
+def metric_curves(rows: list[dict], path: Path) -> Path:
     """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed.
     Returns the path."""
-    label, limits = "validation loss (nats a token)   ← better", (None, None)
+    label = "validation loss (nats a token)   ← better"
+    limits = (None, None)
     title = "The arm with the lowest mean loss at the end leads (no test)"
     is_accuracy = rows[0]["metric"] == "accuracy"
     if is_accuracy:  # a task that is solved ends a run
-        label, limits = "accuracy at the queries (%)   better →", (0, 100)
+        label = "accuracy at the queries (%)   better →"
+        limits = (0, 100)
         title = "The arm with the largest mean area under its curves leads (no test)"
     by_mixer = {}  # {mixer: {variant: curves}}
     sizes = {}  # {mixer: {variant: what decides who leads}}
@@ -111,7 +113,7 @@ def finite_means(numbers: dict) -> dict:
     return {arm: mean for arm, mean in means.items() if math.isfinite(mean)}
 
 
-def ends_of(arms: dict) -> dict:
+def ends_of(arms: dict[str, list]) -> dict[str, float]:
     """{arm: the mean over its seeds of the last value}, of arms whose seeds are all finite."""
     ends = {}
     for arm, curves in arms.items():
@@ -119,7 +121,7 @@ def ends_of(arms: dict) -> dict:
     return finite_means(ends)
 
 
-def none_first(arms: dict) -> dict:
+def none_first(arms: dict[str, list]) -> dict[str, list]:
     """The arms, the one without a gate before all others."""
     return {arm: arms[arm] for arm in sorted(arms, key=lambda arm: arm != "none")}
 
@@ -133,11 +135,12 @@ PARTS = {
 }
 
 
-def gain_curves(rows: list, path: Path) -> list:
+def gain_curves(rows: list[dict], path: Path) -> list[Path]:
     """Draws by how much each arm's loss is lower than that of its mixer's arm without a gate, of
     the same seed and as many steps: a panel for each part of the text. Returns the path, or none
     where the rows have no losses by part, or no such arm."""
-    gated, without = [], {}
+    gated = []
+    without = {}
     for row in rows:
         if row["finite"] and row.get("loss_curve"):
             pair = mixer_of(row), row["seed"], horizon_of(row)
@@ -169,7 +172,7 @@ def gain_curves(rows: list, path: Path) -> list:
     return [curve_panels(panels, looks, path, title=title, ylabel=label, zero=True)]
 
 
-def losses_of(row: dict, part: str | None) -> dict:
+def losses_of(row: dict, part: str | None) -> dict[int, float]:
     """{step: the loss on a part of the text}, behind the first evaluation."""
     if part is None:
         return dict(curve_of(row))
@@ -177,19 +180,22 @@ def losses_of(row: dict, part: str | None) -> dict:
     return {step: loss for step, loss in losses.items() if loss is not None}
 
 
-def curve_of(row: dict) -> list:
+def curve_of(row: dict) -> list[tuple]:
     """[(step, the metric)]: accuracy in per cent, or the loss behind the first evaluation, which is
     far above; NaN where it was not finite, and behind the end of such a run."""
-    factor, points = 1, row["curve"][1:]
     if row["metric"] == "accuracy":
-        factor, points = 100, row["curve"]
+        factor = 100
+        points = row["curve"]
+    else:
+        factor = 1
+        points = row["curve"][1:]
     curve = [(step, factor * number(value)) for step, value in points]
     if not row["finite"] or not curve:
         curve.append((row["curve"][-1][0] + 1, math.nan))
     return curve
 
 
-def sink_curves(rows: list, path: Path) -> Path:
+def sink_curves(rows: list[dict], path: Path) -> Path:
     """Draws what the first token gets against the step, a panel for each number: of each kind of
     query (docs/meters.md), if the data set names kinds, as data/backcopy does. "other" are the
     queries of no named kind: those where the head has nothing to do. Arms with fewer seeds than
@@ -208,7 +214,8 @@ def sink_curves(rows: list, path: Path) -> Path:
                     curves[name].append((point["step"], value))
         for name, curve in curves.items():
             curves_of.setdefault(name, {}).setdefault(row["arm"], []).append(curve)
-    panels, ends = {}, {}
+    panels = {}
+    ends = {}
     for kind in ("weight", "effective sink", "value norm", "gate"):
         for name in sorted(curves_of):
             if name.startswith(kind):
@@ -229,7 +236,7 @@ def sink_curves(rows: list, path: Path) -> Path:
     return curve_panels(panels, looks, path, title=title, ylabel=label, sharey=False, ylim=limits)
 
 
-def sinks_of(point: dict) -> dict:
+def sinks_of(point: dict) -> dict[str, float | None]:
     """{name: number, or None} of the sinks of a run at one step, by kind of query: of weights and
     effective sinks at "other" queries alone, if there are any; at those of a named kind the head is
     at work."""
@@ -255,7 +262,7 @@ COLOUR_OF_VERDICT = {
 }
 
 
-def gate_side(claim: dict, gated: set) -> str:
+def gate_side(claim: dict, gated: set[str]) -> str:
     """Which side of a judged claim's line is the one where a gate is better: "gate better" with an
     arrow, or nothing where the contrast is not of gated arms and ungated ones, or of no score."""
     of = claim["of"]
@@ -270,7 +277,7 @@ def gate_side(claim: dict, gated: set) -> str:
     return "← gate better" if signs == {True: {False}, False: {True}} else ""
 
 
-def claims_figure(records: list, path: Path, sides: dict) -> list:
+def claims_figure(records: list[dict], path: Path, sides: dict[str, str]) -> list[Path]:
     """Draws the claims that have run, a panel per unit. Returns the path, or none where no claim
     has. sides: {claim: the words of gate_side}."""
     shown = [one for one in records if one["verdict"] != "not run" and one["seeds"]]

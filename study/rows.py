@@ -37,7 +37,7 @@ ROW = {
 }
 
 
-def read_rows(folder: Path) -> list:
+def read_rows(folder: Path) -> list[dict]:
     """The rows of the folder, of each run the one that ended last. Raises UserError for a damaged
     row."""
     rows = {}
@@ -86,7 +86,7 @@ def variant_of(row: dict) -> str:
     return row["arm"].removeprefix(mixer_of(row)).strip(" ,") or "none"
 
 
-def wanted_scores(config, arm: str) -> dict:
+def wanted_scores(config, arm: str) -> dict[str, dict]:
     """{name: keys of evaluate.py} of the scores that the config asks for of an arm."""
     wanted = {}
     for name, keys in config.scores.items():
@@ -95,7 +95,7 @@ def wanted_scores(config, arm: str) -> dict:
     return wanted
 
 
-def scores_of(config, row: dict) -> dict:
+def scores_of(config, row: dict) -> dict[str, dict]:
     """{name: score} of the scores that the config asks for, and that were made with its keys."""
     scores = {}
     for name, keys in wanted_scores(config, row["arm"]).items():

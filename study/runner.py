@@ -52,7 +52,7 @@ OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
 )
 
 
-def run_all(config, out_dir: Path) -> list | None:
+def run_all(config, out_dir: Path) -> list[dict] | None:
     """Prints what is done already, starts the runs that have no row, unless run=false, and returns
     the rows of the compared runs in the order of the list, or None."""
     # one without a marker may be results/NAME of a clone: it has our rows
@@ -204,7 +204,7 @@ def append_row(out_dir: Path, row: dict) -> None:
         os.fsync(file.fileno())
 
 
-def gpus_of(config) -> list:
+def gpus_of(config) -> list[str]:
     """The GPUs of this machine for each run that goes on at a time, as CUDA_VISIBLE_DEVICES names
     them; none for runs on the CPU. Raises UserError if one run needs more."""
     if pick_device(config.base.get("device", "auto")) != "cuda":
@@ -217,7 +217,7 @@ def gpus_of(config) -> list:
     return [",".join(names[i : i + each]) for i in range(0, len(names) - each + 1, each)]
 
 
-def jobs_of(config, gpus: list) -> int:
+def jobs_of(config, gpus: list[str]) -> int:
     """How many runs go on at a time."""
     at_most = config.jobs or len(gpus) or max(1, usable_cores() // config.processes_per_run)
     trials = len(config.learning_rates) * len(config.selection_seeds)
@@ -341,7 +341,7 @@ def start_process(
         )
 
 
-def check_end(folder: Path, status: int) -> list:
+def check_end(folder: Path, status: int) -> list[dict]:
     """The rows of metrics.jsonl of a run whose process has ended. Raises UserError for a crash; to
     stop where the loss is not finite is none."""
     metrics = read_metrics(folder / "metrics.jsonl")
@@ -390,7 +390,7 @@ def finish(config, run: dict, folder: Path, status: int) -> dict:
     return json.loads(json.dumps(row), parse_constant=lambda constant: None)  # NaN is no JSON
 
 
-def sinks_of(evaluations: list) -> list:
+def sinks_of(evaluations: list[dict]) -> list[dict]:
     """The meters of each kind of query, for the figures, where the data set names kinds."""
     points = []
     for evaluation in evaluations:

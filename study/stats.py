@@ -48,7 +48,7 @@ MODES_SEEDS = 6  # with fewer seeds nobody looks for two modes
 NORMAL_SAMPLES = 20_000
 
 
-def contrast(rows: list, weights: dict, path: Sequence) -> dict:
+def contrast(rows: list[dict], weights: dict[str, float], path: Sequence) -> dict[int, float]:
     """{seed: sum of weight * value}, for the seeds in which every arm has a finite value. weights:
     {arm: weight}; path: as `look_up` takes it; where it leads to no number there is no value."""
     by_run = {(row["arm"], row["seed"]): look_up(row, path) for row in rows}
@@ -87,7 +87,7 @@ def look_up(row: dict, path: Sequence) -> Any:
     return value
 
 
-def judge(asked: Sequence) -> list:
+def judge(asked: Sequence[tuple[Sequence[float], dict]]) -> list[dict]:
     """One family of claims, [(the values of its seeds, claim)] -> what came of each, in order.
     Claims that have no two values yet count in the correction, as they will when they have run.
 
@@ -125,7 +125,7 @@ def judge(asked: Sequence) -> list:
     return judged
 
 
-def numbers_of(values: Sequence, claim: dict) -> dict:
+def numbers_of(values: Sequence[float], claim: dict) -> dict:
     """What `judge` says of a claim but for the correction over its family: the verdict of a count,
     and "not run" of all others."""
     threshold, sides = threshold_of(claim), claim.get("sides", 2)
@@ -157,7 +157,7 @@ def threshold_of(claim: dict) -> float | None:
     return claim.get("above", claim.get("other_than"))
 
 
-def tests_of(claim: dict) -> list:
+def tests_of(claim: dict) -> list[tuple[str, int]]:
     """[("p" of the threshold or "p_within" of the band, sides)] of a claim; a count has no test."""
     tests = []
     if "in" not in claim and threshold_of(claim) is not None:
@@ -167,7 +167,7 @@ def tests_of(claim: dict) -> list:
     return tests
 
 
-def verdict(values: Sequence, result: dict, either_way: bool) -> str:
+def verdict(values: Sequence[float], result: dict, either_way: bool) -> str:
     """The word for a claim whose numbers `judge` has computed."""
     threshold, band = result["threshold"], result.get("within")
 
@@ -189,7 +189,7 @@ def verdict(values: Sequence, result: dict, either_way: bool) -> str:
     return "not supported" if is_beyond(threshold) else "inconclusive"
 
 
-def holm(p_values: Sequence) -> list:
+def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction (1979): p-values that may all be compared with 0.05."""
     order, n = np.argsort(p_values, kind="stable"), len(p_values)
     corrected = np.empty(n)
@@ -197,7 +197,7 @@ def holm(p_values: Sequence) -> list:
     return corrected.clip(max=1.0).tolist()
 
 
-def subset_means(values: Sequence) -> np.ndarray:
+def subset_means(values: Sequence[float]) -> np.ndarray:
     """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of
     RANDOM_PATTERNS subsets. The empty subset comes first, as -inf.
 
@@ -220,7 +220,7 @@ def subset_means(values: Sequence) -> np.ndarray:
 
 
 def sign_flip_test(
-    values: Sequence, threshold: float = 0.0, alternative: str = "two-sided"
+    values: Sequence[float], threshold: float = 0.0, alternative: str = "two-sided"
 ) -> float:
     """p of the hypothesis that the values are symmetric about the threshold: the share of all sign
     patterns whose sum is at least as far out; of more than EXACT_SEEDS values, of RANDOM_PATTERNS
@@ -236,7 +236,7 @@ def sign_flip_test(
     return float((means <= sign * threshold + rounding(values, threshold)).mean())
 
 
-def exact_interval(values: Sequence, sides: int = 2) -> tuple:
+def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, float]:
     """(low, high): the thresholds that the sign-flip test does not reject; with too few values it
     is the whole line. sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds
     with 1 - LEVEL by itself."""
@@ -257,7 +257,7 @@ def t_interval(values: Sequence, sides: int = 2) -> tuple:
     return float(ends.low), float(ends.high)
 
 
-def interval(values: Sequence) -> tuple:
+def interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """(low, high), the 95% interval of a mean that tables and figures show: exact where that is
     finite, from six values on, else Student's. None, None for fewer than two values, identical
     ones, or one that is not finite."""
@@ -269,7 +269,7 @@ def interval(values: Sequence) -> tuple:
     return low, high
 
 
-def two_modes(arms: Sequence) -> float | None:
+def two_modes(arms: Sequence[Sequence[float]]) -> float | None:
     """The split of an outcome with two modes, a number between them; None where the seeds show no
     two modes.
 
@@ -299,7 +299,7 @@ def two_modes(arms: Sequence) -> float | None:
     return None
 
 
-def widest_gaps(samples: np.ndarray) -> tuple:
+def widest_gaps(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of samples (S, n), each sorted: the middle of the widest gap with two values or more on
     either side (S,), and the share of the sum of squares about the mean that is left about the
     means of the two groups (S,)."""
@@ -323,18 +323,18 @@ def share_of_normals(n: int) -> float:
     return float(np.quantile(shares, MODES_LEVEL))
 
 
-def sign_test(first: Sequence, second: Sequence) -> float:
+def sign_test(first: Sequence[bool], second: Sequence[bool]) -> float:
     """McNemar's exact test of paired yes and no: p of the pairs that differ, as throws of a fair
     coin."""
     differing = [one for one, other in zip(first, second, strict=True) if one != other]
     return float(stats.binomtest(sum(differing), len(differing)).pvalue) if differing else 1.0
 
 
-def are_identical(values: Sequence) -> bool:
+def are_identical(values: Sequence[float]) -> bool:
     return max(values) - min(values) <= rounding(values)
 
 
-def rounding(values: Sequence, threshold: float = 0.0) -> float:
+def rounding(values: Sequence[float], threshold: float = 0.0) -> float:
     """Numbers this close are equal: the same sums may be added up in another order."""
     return 1e-12 * (max(map(abs, values)) + abs(threshold))
 
@@ -345,7 +345,7 @@ def smallest_p(n: int, sides: int = 2) -> float:
 
 
 @functools.cache
-def detectable(n: int, level: float) -> tuple:
+def detectable(n: int, level: float) -> tuple[float, float]:
     """(effect, band), in units of the spread of the differences, that n seeds show in 80% of cases
     at a one-sided p.
 

@@ -16,7 +16,7 @@ class Table:
         return "\n".join([self.title, *aligned([self.header, *self.cells])])
 
 
-def aligned(rows: list) -> list:
+def aligned(rows: list[list[str]]) -> list[str]:
     """Rows of cells as lines: names to the left, all other columns to the right, each as wide as
     its longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -271,7 +271,8 @@ def draw_layers(rows: list[dict], changes: dict[int, float]) -> None:
 def table_of_heads() -> dict:
     """Prints it, and returns {layer or "all": the change of the loss if none of its heads sees the first token}."""
     whole, *rows = read_jsonl(HERE / "heads.jsonl")
-    single, of_layers = {}, {}
+    single = {}
+    of_layers = {}
     for row in rows:
         change = float(np.mean(row["losses"]) - np.mean(whole["losses"]))
         if len(row["heads"]) == 1:
@@ -308,7 +309,9 @@ def table_of_arms():
     halves = {"above": 0, "sides": 1}
     twin = of_arms.pop("none")
     for arm, of_arm in of_arms.items():
-        weights, costs, losses = [], [], []
+        weights = []
+        costs = []
+        losses = []
         for a, b in zip(of_arm, twin, strict=True):
             weights.append(0.5 * (weight_of(b) - least) - (weight_of(a) - least))
             costs.append(0.5 * cost_of(b) - cost_of(a))
