@@ -25,7 +25,7 @@ from base.configurator import UserError, check_choice
 from runs.hardware import cpu_threads, gemm_rate, pick_device, pick_dtype, signals_to
 from runs.outdir import git_state
 from speed import costs
-from speed.gaterun import RECIPES, gaterun
+from speed.gaterun import LOWEST, RECIPES, gaterun
 from speed.gpu import PARTS as PARTS_OF_GPU
 from speed.gpu import gpu
 from speed.rows import Rows
@@ -45,7 +45,7 @@ BESIDE_NANOGPT = {"train", "gaterun", "all"}
 
 def main(argv: list[str]) -> None:
     config = configurator.load(BenchConfig, argv, positional="what")
-    for key, known in (("what", PARTS), ("recipes", RECIPES), ("parts", PARTS_OF_GPU)):
+    for key, known in (("what", PARTS), ("recipes", RECIPES | LOWEST), ("parts", PARTS_OF_GPU)):
         for name in getattr(config, key):
             check_choice(key, name, (*known, "all"))
     if config.against:

@@ -229,6 +229,11 @@ class GPTConfig:
     position: str = key(
         "rope", "rope (in softmax layers only), learned or none, or by layer a,b of rope and none"
     )
+    ngram_rows: int = key(
+        0,
+        "hashed embeddings of the last 2, 3 and 4 tokens, added to the token's: rows of each table (0: none)",
+        at_least=0,
+    )
     rope_base: float = key(10000.0, "base of RoPE's angles", above=1)
     rope_scaling: str = key(
         "none",

@@ -494,6 +494,49 @@ def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return losses.view_as(targets)
 
 
+class NGrams(nn.Module):
+    """Embeddings of the last two, three and four tokens, which GPT adds to the token's own, as the
+    Byte Latent Transformer has them (Pagnoni et al. 2024).
+
+    An n-gram is hashed to a row of its table, which it shares with others. They cost a lookup, and
+    spare the first layers of a small model of bytes or characters that work.
+    """
+
+    longest = 4  # tokens of an n-gram
+
+    def __init__(self, config):
+        super().__init__()
+        self.rows = config.ngram_rows
+        n_tables = self.longest - 1
+        self.tables = nn.ModuleList(
+            nn.Embedding(self.rows, config.n_embd) for _ in range(n_tables)
+        )
+
+    def init_state(self, B: int, device=None) -> torch.Tensor:
+        """The ids of the tokens before a text (B, 3): -1, there are none."""
+        return torch.full((B, self.longest - 1), -1, device=device)
+
+    def forward(self, idx, state: dict | None = None, documents: Documents | None = None):
+        """idx (B, T) -> (B, T, C). state: the dict of the first layer, which keeps the last ids."""
+        B, T = idx.shape
+        past = self.init_state(B, idx.device) if state is None else state["ids"]
+        ids = torch.cat([past, idx], dim=1)  # (B, 3 + T)
+        if state is not None:
+            state["ids"] = ids[:, T:].clone()  # a view would keep the whole prefill alive
+        x: Any = 0.0
+        hashed = idx
+        for back, table in enumerate(self.tables, start=1):
+            begin = self.longest - 1 - back
+            earlier = ids[:, begin : begin + T]  # the token so many places before
+            if documents is not None:
+                earlier = earlier.masked_fill(documents.position < back, -1)
+            # under 2^31, so that the product stays under 2^63
+            hashed = (hashed * 1_000_003 + earlier + 1) % (2**31 - 1)
+            mixed = hashed ^ (hashed >> 15)  # or an arithmetic progression would hit few rows
+            x = x + table(mixed % self.rows)
+        return x
+
+
 class GPT(nn.Module):
     """Token and position embeddings, n_layer blocks, a norm, and the output layer. Raises UserError
     if vocab_size is None."""
@@ -513,6 +556,7 @@ class GPT(nn.Module):
         self.wpe = None
         if config.position == "learned":
             self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.ngrams = NGrams(config) if config.ngram_rows else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, name, gate) for name, gate in config.layers())
         self.norm = make_norm(config)
@@ -595,6 +639,7 @@ class GPT(nn.Module):
         """
         end = start + idx.shape[1]
         position: Any = slice(start, end)
+        documents = None
         options = {}  # a block or mixer that reads no packed rows need not take `document`
         if document is not None:
             check_documents(self.config)
@@ -608,6 +653,8 @@ class GPT(nn.Module):
                     f"position='learned': there is no embedding past block_size={self.config.block_size}"
                 )
             x = x + self.wpe.weight[position]
+        if self.ngrams is not None:
+            x = x + self.ngrams(idx, None if state is None else state[0], documents)
         x = self.dropout(x)
         for i, block in enumerate(self.blocks):
             x = block(x, None if state is None else state[i], start, **options)
@@ -661,7 +708,10 @@ class GPT(nn.Module):
         for block_size tokens, or the window, and rolls). device: None is the weights'; dtype: None
         is torch's default."""
         device = device or self.wte.weight.device
-        return [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
+        state = [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
+        if self.ngrams is not None:
+            state[0]["ids"] = self.ngrams.init_state(batch_size, device)
+        return state
 
     # methods: generate(idx, max_new_tokens, temperature=1.0, ...), and stream, which yields each id
     stream = sampling.stream
@@ -685,8 +735,9 @@ class GPT(nn.Module):
         """FLOPs of a token, forward, at context T (None: block_size); a multiply-add counts 2.
         Training: 3 times it."""
         n = self.n_params()
-        if self.wpe is not None:
-            n -= self.wpe.weight.numel()  # looked up, not multiplied
+        for looked_up in (self.wpe, self.ngrams):  # and not multiplied
+            if looked_up is not None:
+                n -= sum(p.numel() for p in looked_up.parameters())
         if self.head is not None:  # else the embedding is the output layer, and multiplied there
             n -= self.wte.weight.numel()
         mixing = 0.0

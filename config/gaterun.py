@@ -8,25 +8,28 @@ The gate run: nanoGPT's loss by its own recipe for a CPU, in a fraction of its p
 dataset = "data/gaterun"
 out_dir = "out/gaterun"
 
-n_layer = 2
+n_layer = 1
 n_head = 2
-n_embd = 160
+n_embd = 64
 block_size = 64
+ngram_rows = 3900
+gate = "elementwise"
+match_params = True
 short_conv = 4
 qk_norm = True
 rope_base = 100.0
 
 optimizer = "muon"
-batch_size = 12
-max_iters = 240
-learning_rate = 12e-3
-muon_lr_scale = 1.5
-warmup_iters = 12
-min_lr = 6e-4
+batch_size = 32
+max_iters = 75
+learning_rate = 10e-3
+muon_lr_scale = 2.5
+warmup_iters = 4
+min_lr = 2e-3
 beta1 = 0.8
 beta2 = 0.95
 
-eval_interval = 100
+eval_interval = 75
 device = "cpu"
 dtype = "float32"
 threads = 1

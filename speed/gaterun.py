@@ -23,7 +23,9 @@ from base.configurator import UserError
 from data.pystdlib import prepare as pystdlib
 from data.shards import open_dataset
 from keys import TrainConfig
+from model import GPT
 from ops import IGNORE
+from speed import ideas
 from speed.config import BenchConfig
 from speed.measure import NANOGPT, Side, in_new_processes
 from speed.rows import Rows
@@ -34,34 +36,59 @@ OF_NANOGPT = "config/shakespeare_char.py"  # its recipe for a CPU, by our names
 SIZES = ("n_layer", "n_head", "n_embd", "block_size")  # those of our keys that are nanoGPT's, too
 CONTEXT = 64
 MOST_PARAMETERS = 828_544  # nanoGPT's, with 256 ids
-LONG = "--max_iters=960 --warmup_iters=48"
-TWICE = "--batch_size=24 --max_iters=120 --warmup_iters=6"
-GATE = "--gate=elementwise --match_params=true"
-FROM_ONE = f"{GATE} --gate_activation=sigmoid2"
-NATIVE = "--gate=native"
-RECIPES = {  # {name: the words behind `train.py`}; each row of the table can be run by itself
+TWO = "config/gaterun.py --n_layer=2 --ngram_rows=3700"
+RECIPES = {  # {name: the words behind `train.py`}; ideas.py has what some edit besides
     "AdamW": "config/shakespeare_char.py --max_iters=1050 --learning_rate=2e-3 --min_lr=1e-4",
+    "the record before": "config/gaterun.py --n_layer=2 --n_embd=160 --ngram_rows=0 --gate=none "
+    "--match_params=false --batch_size=12 --max_iters=240 --learning_rate=12e-3 "
+    "--muon_lr_scale=1.5 --min_lr=6e-4 --warmup_iters=12",
     "record": "config/gaterun.py",
-    "with AdamW": "config/gaterun.py --optimizer=adamw --learning_rate=2.5e-3 --min_lr=1.25e-4",
-    "a third of the rate": "config/gaterun.py --learning_rate=4e-3 --min_lr=2e-4",
+    "with AdamW": "config/gaterun.py --optimizer=adamw",
+    "half of the rate": "config/gaterun.py --learning_rate=5e-3 --min_lr=1e-3",
+    "twice the rate": "config/gaterun.py --learning_rate=2e-2 --min_lr=4e-3",
+    "a decay to zero": "config/gaterun.py --min_lr=0",
+    "wsd": "config/gaterun.py --schedule=wsd --decay_iters=38 --min_lr=2e-3",
+    "half of the batch, twice the steps": "config/gaterun.py --batch_size=16 --max_iters=150",
+    "without n-grams": "config/gaterun.py --ngram_rows=0",
     "without the convolution": "config/gaterun.py --short_conv=0",
     "without QK-norm": "config/gaterun.py --qk_norm=false",
-    "RoPE's usual base": "config/gaterun.py --rope_base=10_000",
-    "four layers of 128": "config/gaterun.py --n_layer=4 --n_embd=128 --n_head=4",
-    "wsd": "config/gaterun.py --schedule=wsd --decay_iters=120",
-    "twice the batch, half the steps": f"config/gaterun.py {TWICE}",
-    "out_proj from near zero": "config/gaterun.py --out_init_scale=0.01",
-    "Gated DeltaNet": f"config/gaterun.py --attention=gated_deltanet {NATIVE}",
-    "Gated DeltaNet, then softmax": f"config/gaterun.py --attention=gated_deltanet,softmax {NATIVE}",
-    "a gate from a half": f"config/gaterun.py {GATE}",
-    "a gate from one": f"config/gaterun.py {FROM_ONE}",
-    "four times as long": f"config/gaterun.py {LONG}",
-    "four times as long, a gate from one": f"config/gaterun.py {LONG} {FROM_ONE}",
+    "without the gate": "config/gaterun.py --gate=none",
+    "a gate from one": "config/gaterun.py --gate_activation=sigmoid2",
+    "a gate of 12 channels": "config/gaterun.py --gate_width=12",
+    "a headwise gate": "config/gaterun.py --gate=headwise",
+    "gates by AdamW": "config/gaterun.py --gate_optimizer=adamw",
+    "Muon by head": "config/gaterun.py --muon_split=head",
+    "XSA": "config/gaterun.py --attention=xsa",
+    "Gated DeltaNet": "config/gaterun.py --attention=gated_deltanet --gate=native",
+    "two layers": TWO,
+    "two layers, value residual": f"{TWO} --attention=residual_values",
+    "two layers, the embedding again": TWO,
+    "ReLU squared": "config/gaterun.py --mlp=relu_squared",
+    "half of the channels rotated": "config/gaterun.py --attention=half_rope",
+    "value embeddings": "config/gaterun.py --attention=value_embedded --ngram_rows=3800",
+    "soft-capped logits": "config/gaterun.py",
+    "an output layer of its own, from zero": "config/gaterun.py --tie_embeddings=false --ngram_rows=3800",
+    "32 tokens first": "config/gaterun.py",
+    "a growing batch": "config/gaterun.py",
+    "four times as long": "config/gaterun.py --max_iters=300 --warmup_iters=16",
+    "four times as long, without the gate": "config/gaterun.py --max_iters=300 --warmup_iters=16 --gate=none",
+}
+LONG = (
+    "config/gaterun.py --n_layer=2 --n_head=4 --n_embd=128 --ngram_rows=1000 --max_iters=1800 "
+    "--batch_size=24 --warmup_iters=30 --learning_rate=6e-3 --muon_lr_scale=2 --min_lr=0"
+)
+LOWEST = {  # of the second track: the lowest loss in 1.5 times nanoGPT's processor time
+    "lowest": LONG,
+    "lowest, without the gate": f"{LONG} --gate=none",
 }
 
 
 def gaterun(config: BenchConfig, rows: Rows) -> None:
-    names = [name for name in RECIPES if name in config.recipes or "all" in config.recipes]
+    names = []
+    for name in RECIPES | LOWEST:
+        of_set = "all" if name in RECIPES else "lowest"
+        if name in config.recipes or of_set in config.recipes:
+            names.append(name)
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(sys.stderr):
             pystdlib.main(
@@ -90,7 +117,7 @@ def gaterun(config: BenchConfig, rows: Rows) -> None:
             val_loss=statistics.fmean(losses),
             spread=statistics.stdev(losses) if len(losses) > 1 else 0.0,
             p=sign_flip_test(gains, alternative="greater"),
-            command=RECIPES.get(name),
+            command=(RECIPES | LOWEST).get(name),
             runs=ours,
         )
         if name != NANOGPT and len(ours) > 5:
@@ -98,11 +125,18 @@ def gaterun(config: BenchConfig, rows: Rows) -> None:
             rows.ratio(f"{name}: processor time, ours / nanoGPT's", seconds, of_theirs)
 
 
+def constant_sizes(step: int, train: TrainConfig) -> tuple[int, int]:
+    """(rows, their tokens) of a step's batch."""
+    return train.batch_size, train.block_size
+
+
 def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     """Trains one side with one seed."""
     torch.set_num_threads(1)
     configurator.set_up()
-    train = configurator.load(TrainConfig, RECIPES.get(name, OF_NANOGPT).split())
+    ideas.register()
+    words = (RECIPES | LOWEST).get(name, OF_NANOGPT)
+    train = configurator.load(TrainConfig, words.split())
     dataset = open_dataset(folder)
     for key, value in (("block_size", CONTEXT), ("gradient_accumulation_steps", 1)):
         if getattr(train, key) != value:
@@ -115,16 +149,18 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
         attention = NANOGPT
         keys = {key: keys[key] for key in SIZES}
     keys["vocab_size"] = dataset.vocab_size
-    side = Side(config, attention, train=replace(train, seed=seed), **keys)
+    gpt = ideas.GPTS.get(name, GPT)
+    side = Side(config, attention, train=replace(train, seed=seed), gpt=gpt, **keys)
     parameters = sum(p.numel() for p in side.model.parameters())
     if name != NANOGPT and parameters > MOST_PARAMETERS:
         raise UserError(
             f"{name}: {parameters:,} parameters are more than nanoGPT's {MOST_PARAMETERS:,}"
         )
-    of_run = dict(seed=seed, batch_size=train.batch_size, block_size=CONTEXT)
     seconds = 0.0
     for step in range(train.max_iters):
-        side.batch = dataset.batch("train", step, **of_run)[:2]
+        rows, length = ideas.SIZES.get(name, constant_sizes)(step, train)
+        batch = dataset.batch("train", step, seed=seed, batch_size=rows, block_size=length)
+        side.batch = batch[:2]
         start = time.process_time()
         for optimizer in side.optimizers:
             for group in optimizer.param_groups:

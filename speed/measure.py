@@ -37,7 +37,8 @@ class Side:
     optimizer.
 
     A call trains it once on its batch (inputs, targets) of B random rows. keys are those of
-    GPTConfig, for nanoGPT those of its own. compiled: whether torch.compile makes the step.
+    GPTConfig, for nanoGPT those of its own. compiled: whether torch.compile makes the step. gpt: an
+    edited class of GPT's.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Side:
         B: int = 1,
         train: TrainConfig = PLAIN,
         compiled: bool = False,
+        gpt: type[GPT] = GPT,
         **keys: Any,
     ):
         if config.rehearse:
@@ -73,7 +75,7 @@ class Side:
             self.optimizers = [optimizer]
             self.step_model = torch.compile(self.model) if compiled else self.model
         else:
-            self.model = GPT(GPTConfig(**keys, attention=name))
+            self.model = gpt(GPTConfig(**keys, attention=name))
             self.step_model = step_of(self.model, config, compiled, train)
             self.optimizers = make_optimizers(self.model, train, config.device)
 

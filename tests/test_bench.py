@@ -1,6 +1,7 @@
 """bench.py: its intervals, its sides, and what its parts measure. No test here asserts a time."""
 
 import json
+import math
 import re
 import statistics
 import types
@@ -13,9 +14,10 @@ from conftest import ROOT
 import bench
 from data.pystdlib import prepare as pystdlib
 from data.shards import Dataset
-from model import GPTConfig
+from keys import TrainConfig
+from model import GPT, GPTConfig, token_losses
 from ops.recurrence import recurrent
-from speed import costs, gaterun, measure, rows
+from speed import costs, gaterun, ideas, measure, rows
 from speed.config import BenchConfig
 from study.stats import exact_interval, sign_flip_test
 
@@ -161,6 +163,57 @@ def test_a_recipe_that_the_gate_run_would_measure_otherwise_is_refused(words, cp
     for word, said in [("--against=none.py", "no such file"), ("--recipes=a", "recipes='a'")]:
         assert said in helpers.error_of(bench.main, ["gaterun", word])
     assert "against=None" in helpers.error_of(bench.main, ["train"])
+
+
+@pytest.mark.parametrize("name", [*ideas.GPTS, *ideas.SIZES, *gaterun.RECIPES])
+def test_every_recipe_of_the_gate_run_learns_within_its_number_of_parameters(name, cpu, text, monkeypatch):
+    short = gaterun.RECIPES[name] + " --max_iters=4 --warmup_iters=1 --schedule=constant --decay_iters=None"
+    monkeypatch.setitem(gaterun.RECIPES, name, short)
+    row = gaterun.run_of(cpu, str(text), 0, name)
+    assert row["steps"] == 4 and row["parameters"] <= gaterun.MOST_PARAMETERS
+    assert row["val_loss"] < math.log(256)
+
+
+def test_ideas_of_the_gate_run_are_their_formulas():
+    ideas.register()
+    keys = dict(n_layer=2, n_embd=16, n_head=2, vocab_size=11, block_size=8, ngram_rows=5)
+    idx = torch.arange(8)[None] % 11
+
+    def made(gpt, **more):
+        torch.manual_seed(0)
+        return gpt(GPTConfig(**keys | more)).double()
+
+    plain = made(GPT)
+    torch.testing.assert_close(made(ideas.FirstAgain)(idx), plain(idx))  # its numbers start at 0
+    capped = made(ideas.SoftCappedLogits)
+    torch.testing.assert_close(capped(idx), 15 * torch.tanh(plain(idx) / 15))
+    torch.testing.assert_close(capped(idx, idx), token_losses(capped(idx), idx).mean())
+    assert (made(ideas.HeadFromZero, tie_embeddings=False)(idx) == 0).all()
+    squared = made(GPT, mlp="relu_squared").blocks[0].mlp
+    x = torch.randn(3, 16, dtype=torch.float64)
+    torch.testing.assert_close(squared(x), (x @ squared.up.weight.T).clamp(min=0) ** 2 @ squared.down.weight.T)
+
+    model = made(ideas.ValueEmbeddings, attention="value_embedded")
+    model(idx)
+    mixer, of_softmax = model.blocks[0].mixer, plain.blocks[0].mixer
+    x = torch.randn(1, 8, 16, dtype=torch.float64)
+    added = mixer.project(x, None, 0).v - of_softmax.project(x, None, 0).v
+    torch.testing.assert_close(added.flatten(2), mixer.of_ids(idx))
+
+    first, second = [block.mixer for block in made(ideas.ValueResidual, attention="residual_values").blocks]
+    x = torch.randn(1, 8, 16, dtype=torch.float64)
+    v = first.project(x, None, 0).v
+    torch.testing.assert_close(v, of_softmax.project(x, None, 0).v)
+    own = plain.blocks[1].mixer.project(x, None, 0).v
+    torch.testing.assert_close(second.project(x, None, 0).v, (own + v) / 2)
+
+
+@pytest.mark.parametrize("name", ideas.SIZES)
+def test_a_schedule_of_sizes_keeps_the_tokens_of_the_whole_run(name):
+    train = TrainConfig(batch_size=24, block_size=64, max_iters=30, eval_interval=30)
+    sizes = [ideas.SIZES[name](step, train) for step in range(30)]
+    assert sum(rows * length for rows, length in sizes) == 30 * 24 * 64
+    assert len(set(sizes)) > 1 and max(length for _, length in sizes) == 64
 
 
 def test_a_step_of_the_gate_run_has_the_rates_that_train_py_gives_each_group(cpu, text, monkeypatch):
