@@ -48,7 +48,7 @@ RECIPES = {  # {name: the words behind `train.py`}; ideas.py has what some edit 
     "twice the rate": "config/gaterun.py --learning_rate=2e-2 --min_lr=4e-3",
     "a decay to zero": "config/gaterun.py --min_lr=0",
     "wsd": "config/gaterun.py --schedule=wsd --decay_iters=38 --min_lr=2e-3",
-    "half of the batch, twice the steps": "config/gaterun.py --batch_size=16 --max_iters=150",
+    "half of the batch and twice the steps": "config/gaterun.py --batch_size=16 --max_iters=150",
     "without n-grams": "config/gaterun.py --ngram_rows=0",
     "without the convolution": "config/gaterun.py --short_conv=0",
     "without QK-norm": "config/gaterun.py --qk_norm=false",
@@ -61,17 +61,17 @@ RECIPES = {  # {name: the words behind `train.py`}; ideas.py has what some edit 
     "XSA": "config/gaterun.py --attention=xsa",
     "Gated DeltaNet": "config/gaterun.py --attention=gated_deltanet --gate=native",
     "two layers": TWO,
-    "two layers, value residual": f"{TWO} --attention=residual_values",
-    "two layers, the embedding again": TWO,
+    "two layers and a value residual": f"{TWO} --attention=residual_values",
+    "two layers and the embedding again": TWO,
     "ReLU squared": "config/gaterun.py --mlp=relu_squared",
     "half of the channels rotated": "config/gaterun.py --attention=half_rope",
     "value embeddings": "config/gaterun.py --attention=value_embedded --ngram_rows=3800",
     "soft-capped logits": "config/gaterun.py",
-    "an output layer of its own, from zero": "config/gaterun.py --tie_embeddings=false --ngram_rows=3800",
+    "an output layer of its own from zero": "config/gaterun.py --tie_embeddings=false --ngram_rows=3800",
     "32 tokens first": "config/gaterun.py",
     "a growing batch": "config/gaterun.py",
     "four times as long": "config/gaterun.py --max_iters=300 --warmup_iters=16",
-    "four times as long, without the gate": "config/gaterun.py --max_iters=300 --warmup_iters=16 --gate=none",
+    "four times as long without the gate": "config/gaterun.py --max_iters=300 --warmup_iters=16 --gate=none",
 }
 LONG = (
     "config/gaterun.py --n_layer=2 --n_head=4 --n_embd=128 --ngram_rows=1000 --max_iters=1800 "
@@ -79,7 +79,7 @@ LONG = (
 )
 LOWEST = {  # of the second track: the lowest loss in 1.5 times nanoGPT's processor time
     "lowest": LONG,
-    "lowest, without the gate": f"{LONG} --gate=none",
+    "lowest without the gate": f"{LONG} --gate=none",
 }
 
 

@@ -107,10 +107,10 @@ class HeadFromZero(GPT):
 
 GPTS: dict[str, type[GPT]] = {  # {recipe: its class}
     "value embeddings": ValueEmbeddings,
-    "two layers, value residual": ValueResidual,
-    "two layers, the embedding again": FirstAgain,
+    "two layers and a value residual": ValueResidual,
+    "two layers and the embedding again": FirstAgain,
     "soft-capped logits": SoftCappedLogits,
-    "an output layer of its own, from zero": HeadFromZero,
+    "an output layer of its own from zero": HeadFromZero,
 }
 
 
