@@ -116,7 +116,8 @@ def make_optimizers(
     if config.optimizer == "adamw":
         return [torch.optim.AdamW(groups, **adamw)]
     # {weight: the rows of each matrix that is fused in it}
-    matrices = matrices_of(model, with_gates=config.gate_optimizer != "adamw")
+    with_gates = config.gate_optimizer != "adamw"
+    matrices = matrices_of(model, with_gates, config.muon_split)
     for_muon = []
     for_adamw = []
     for group in groups:
@@ -129,7 +130,8 @@ def make_optimizers(
             for_adamw.append(group | {"params": of_adamw})
     optimizers: list[torch.optim.Optimizer] = []
     if for_muon:  # a model of embeddings alone has no matrix for it
-        optimizers.append(Muon(for_muon, matrices, lr))
+        in_batches = config.muon_split == "head"  # many small ones
+        optimizers.append(Muon(for_muon, matrices, lr, in_batches=in_batches))
     if for_adamw:  # gates that are trained alone may leave it nothing
         optimizers.append(torch.optim.AdamW(for_adamw, **adamw))
     return optimizers
