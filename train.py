@@ -59,7 +59,7 @@ from runs import parallel
 from runs.checkpoint import build_model
 from runs.dry_run import print_plan
 from runs.hardware import Processes, autocast, peak_flops, pick_dtype
-from runs.health import bad_weight, first_bad_tensor
+from runs.health import bad_weight, closed_gates, first_bad_tensor
 from runs.memory import check_training
 from runs.muon import Muon, matrices_of
 from runs.notes import forms_that_ran, print_start
@@ -478,6 +478,11 @@ def evaluate_and_save_the_best(run: Run) -> None:
     steps that save."""
     numbers = validate(run, run.eval_tokens, with_meters=run.config.meters)
     row = {"event": "eval", "step": run.step} | numbers
+    if "meters" in row:
+        row["gate_closed"], notes = closed_gates(row, run.evaluations)
+        if run.processes.is_main:
+            for note in notes:
+                print(note)
     run.evaluations.append(row)
     run.out.log(row)
     if saves_now(run) and row["val_loss"] < run.best_val_loss:
@@ -593,7 +598,8 @@ def finish(run: Run) -> None:
     # versions have no "whole"
     row = run.processes.from_main(run.out.ended)
     if row is None or row["step"] != run.step or (is_whole and not row.get("whole", True)):
-        row = {name: x for name, x in last.items() if name not in ("meters", "seconds")}
+        left_out = ("meters", "gate_closed", "seconds")
+        row = {name: x for name, x in last.items() if name not in left_out}
         if was_sampled and is_whole:
             row |= validate(run, None)
         row |= {"event": "end", "whole": is_whole, "seconds": time.perf_counter() - run.started}
