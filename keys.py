@@ -402,6 +402,11 @@ class TrainConfig(GPTConfig):
     )
     learning_rate: float = key(6e-4, "peak of the learning rate", above=0)
     muon_lr_scale: float = key(1.0, "Muon's learning rate, as a multiple of AdamW's", above=0)
+    muon_split: str = key(
+        "projection",
+        "what Muon steps by itself; projection: q, k, v, each whole; head: each head of these",
+        choices=("projection", "head"),
+    )
     gate_lr_scale: float = key(
         1.0, "learning rate of the gates' parameters, as a multiple of the others'", above=0
     )

@@ -54,7 +54,8 @@ class Softmax(Mixer):
         H, Hk, D = config.n_head, config.n_kv_head or config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(Hk, D), value=(Hk, D))
         self.split = [H * D, Hk * D, Hk * D]
-        self.qkv = FusedLinear(config.n_embd, self.split, bias=config.bias or self.qkv_bias)
+        has_bias = config.bias or self.qkv_bias
+        self.qkv = FusedLinear(config.n_embd, self.split, heads=[H, Hk, Hk], bias=has_bias)
         self.conv = make_conv(config, sum(self.split))  # the identity, unless short_conv is given
         self.q_norm = self.k_norm = None
         if config.qk_norm:
@@ -191,7 +192,7 @@ class CosFormer(Mixer):
         H, D = config.n_head, config.head_dim
         super().__init__(config, gate, query=(H, D), key=(H, D), value=(H, D))
         self.key_width = 2 * D  # of the features
-        self.qkv = FusedLinear(config.n_embd, [H * D] * 3)
+        self.qkv = FusedLinear(config.n_embd, [H * D] * 3, heads=[H] * 3)
         self.conv = make_conv(config, 3 * H * D)
         self.angles = layers.Angles(layers.quarter_turn, config.block_size)
 
@@ -232,7 +233,7 @@ class GLA(Mixer):
         _, H, Dk, Dv = config.head_sizes  # each head has keys of its own
         super().__init__(config, gate, query=(H, Dk), key=(H, Dk), value=(H, Dv))
         self.split = [H * Dk, H * Dk, H * Dv]
-        self.qkv = FusedLinear(config.n_embd, self.split)
+        self.qkv = FusedLinear(config.n_embd, self.split, heads=[H] * 3)
         self.conv = make_conv(config, sum(self.split))
         self.decay_in = nn.Linear(config.n_embd, self.decay_rank, bias=False)
         self.decay_out = nn.Linear(self.decay_rank, H * Dk)
@@ -260,7 +261,7 @@ class Mamba2(Mixer):
         H, Dv, N = config.expand * config.n_head, config.head_dim, config.state_size
         super().__init__(config, gate, query=(1, N), key=(1, N), value=(H, Dv))
         self.split = [H * Dv, N, N]
-        self.in_proj = FusedLinear(config.n_embd, [*self.split, H])
+        self.in_proj = FusedLinear(config.n_embd, [*self.split, H], heads=[H])  # of v alone
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
         # Mixer.init_parameter has their starts
         self.dt_bias = nn.Parameter(torch.empty(H))
@@ -307,7 +308,8 @@ class DeltaNet(Mixer):
         self.parts = [sum(self.split), sum(of_beta), *of_dt]
         # the same rows, matrix by matrix: Muon steps each by itself
         of_qkv = [Hk * Dk] * (1 + n) + [H * Dv] * n
-        self.in_proj = FusedLinear(config.n_embd, of_qkv + of_beta + of_dt)
+        heads = [Hk] * (1 + n) + [H] * n
+        self.in_proj = FusedLinear(config.n_embd, of_qkv + of_beta + of_dt, heads=heads)
         self.conv = make_conv(config, sum(self.split), published_width=4)
         if self.decay == "channel":
             self.decay_in = nn.Linear(config.n_embd, Dv, bias=False)

@@ -59,7 +59,7 @@ from runs import parallel
 from runs.checkpoint import build_model
 from runs.dry_run import print_plan
 from runs.hardware import Processes, autocast, peak_flops, pick_dtype
-from runs.health import bad_weight, first_bad_tensor
+from runs.health import bad_weight, closed_gates, first_bad_tensor
 from runs.memory import check_training
 from runs.muon import Muon, matrices_of
 from runs.notes import forms_that_ran, print_start
@@ -116,7 +116,8 @@ def make_optimizers(
     if config.optimizer == "adamw":
         return [torch.optim.AdamW(groups, **adamw)]
     # {weight: the rows of each matrix that is fused in it}
-    matrices = matrices_of(model, with_gates=config.gate_optimizer != "adamw")
+    with_gates = config.gate_optimizer != "adamw"
+    matrices = matrices_of(model, with_gates, config.muon_split)
     for_muon = []
     for_adamw = []
     for group in groups:
@@ -129,7 +130,8 @@ def make_optimizers(
             for_adamw.append(group | {"params": of_adamw})
     optimizers: list[torch.optim.Optimizer] = []
     if for_muon:  # a model of embeddings alone has no matrix for it
-        optimizers.append(Muon(for_muon, matrices, lr))
+        in_batches = config.muon_split == "head"  # many small ones
+        optimizers.append(Muon(for_muon, matrices, lr, in_batches=in_batches))
     if for_adamw:  # gates that are trained alone may leave it nothing
         optimizers.append(torch.optim.AdamW(for_adamw, **adamw))
     return optimizers
@@ -476,6 +478,11 @@ def evaluate_and_save_the_best(run: Run) -> None:
     steps that save."""
     numbers = validate(run, run.eval_tokens, with_meters=run.config.meters)
     row = {"event": "eval", "step": run.step} | numbers
+    if "meters" in row:
+        row["gate_closed"], notes = closed_gates(row, run.evaluations)
+        if run.processes.is_main:
+            for note in notes:
+                print(note)
     run.evaluations.append(row)
     run.out.log(row)
     if saves_now(run) and row["val_loss"] < run.best_val_loss:
@@ -591,7 +598,8 @@ def finish(run: Run) -> None:
     # versions have no "whole"
     row = run.processes.from_main(run.out.ended)
     if row is None or row["step"] != run.step or (is_whole and not row.get("whole", True)):
-        row = {name: x for name, x in last.items() if name not in ("meters", "seconds")}
+        left_out = ("meters", "gate_closed", "seconds")
+        row = {name: x for name, x in last.items() if name not in left_out}
         if was_sampled and is_whole:
             row |= validate(run, None)
         row |= {"event": "end", "whole": is_whole, "seconds": time.perf_counter() - run.started}

@@ -296,7 +296,8 @@ class Mamba3(Mixer):
         H, D, N = config.expand * config.n_head, config.head_dim, config.state_size
         super().__init__(config, gate, query=(H, N), key=(H, N), value=(H, D))
         self.parts = (H * D + 2 * N, H, H, H, N // 4)  # v k q, dt, A, r, angle
-        self.in_proj = FusedLinear(config.n_embd, (H * D, N, N, *self.parts[1:]))
+        parts = (H * D, N, N, *self.parts[1:])
+        self.in_proj = FusedLinear(config.n_embd, parts, heads=[H])  # of v alone
         self.conv = make_conv(config, self.parts[0])
         self.kq_norm = NormOfHalves(2 * N, eps=config.norm_eps)
         self.kq_bias = nn.Parameter(torch.empty(2 * H * N))
@@ -411,7 +412,7 @@ class Monarch(Mixer):
         H, D, m = config.n_head, config.head_dim, self.m
         super().__init__(config, gate, query=(H, m * m), key=(H, m * m), value=(H, D))
         self.split = (H * m * m, H * m * m, H * D)
-        self.qkv = FusedLinear(config.n_embd, self.split)
+        self.qkv = FusedLinear(config.n_embd, self.split, heads=[H] * 3)
         self.conv = make_conv(config, sum(self.split))
         self.block_gates = ZeroLinear(config.n_embd, H * 2 * m, bias_start=4.0)
         # flat: a 1-D parameter gets no weight decay

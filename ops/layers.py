@@ -69,11 +69,16 @@ def float_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 class FusedLinear(nn.Linear):
     """Several linear layers of one input, as one product. parts: the rows of each, which Muon steps
-    one by one."""
+    one by one.
 
-    def __init__(self, n_in, parts, bias=False):
+    heads: how many heads each of the first parts has, one behind the other; with muon_split="head"
+    Muon steps each head alone. The other parts stay whole.
+    """
+
+    def __init__(self, n_in, parts, bias=False, heads=()):
         super().__init__(n_in, sum(parts), bias=bias)
         self.parts = list(parts)
+        self.heads = list(heads) + [1] * (len(self.parts) - len(heads))
 
 
 class ShortConv(nn.Module):

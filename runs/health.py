@@ -1,4 +1,4 @@
-"""What in a run is no longer sound: the first tensor that is not finite."""
+"""What in a run is no longer sound: the first tensor that is not finite, gates that have closed."""
 
 import functools
 from collections.abc import Iterable
@@ -6,6 +6,12 @@ from collections.abc import Iterable
 import torch
 
 from runs.parallel import all_finite
+
+# a gate has closed where its mean is under this share of what its activation can reach
+LEAST_OPEN = 0.02
+# ... or where its logits are so many times those of the first evaluation, or of 1 where those were
+# smaller: the weight of a gate starts at zero
+GROWTH = 10.0
 
 
 def bad_weight(model: torch.nn.Module) -> str | None:
@@ -44,3 +50,34 @@ def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> 
         if p.grad is not None and not all_finite(p.grad):
             return f"gradient of {name}"
     return None
+
+
+def closed_gates(row: dict, earlier: list[dict]) -> tuple[list[str], list[str]]:
+    """(the names of the gates that have closed, as "3.readout" in layer 3; a line to print for each
+    of them that had not before). row: an evaluation's, with `meters` as runs/probe.py's summary
+    gives them; earlier: the rows of the run's evaluations before it."""
+    first = row
+    known = set()
+    for before in reversed(earlier):
+        known.update(before.get("gate_closed", []))
+        if "gate_logits" in before.get("meters", {}):
+            first = before
+    names = []
+    notes = []
+    for name, logits in row["meters"]["gate_logits"].items():
+        reasons = []
+        share = row["meters"]["gate_open"][name]
+        if share is not None and share < LEAST_OPEN:
+            reasons.append(f"its mean is {share:.2g} of what its activation can reach")
+        start = first["meters"]["gate_logits"].get(name)
+        if logits is not None and start is not None and logits >= GROWTH * max(start, 1.0):
+            since = f"from {start:.3g} at step {first['step']}"
+            reasons.append(f"its logits have grown to {logits:.3g} (root mean square), {since}")
+        if reasons:
+            names.append(name)
+            if name not in known:
+                notes.append(
+                    f"note: step {row['step']}: gate {name} (LAYER.POSITION) may be stuck: "
+                    f"{'; '.join(reasons)}; docs/gates.md says what to do"
+                )
+    return names, notes

@@ -101,7 +101,11 @@ def notes_on_keys(config: TrainConfig, user_keys: dict, resumes: bool) -> list[s
     gates = [gate for _, gate in config.layers() if gate.native or gate.positions]
     rows = [
         (config.schedule == "constant", "min_lr", "schedule is constant"),
-        (config.optimizer == "adamw", "muon_lr_scale gate_optimizer", "optimizer is adamw"),
+        (
+            config.optimizer == "adamw",
+            "muon_lr_scale muon_split gate_optimizer",
+            "optimizer is adamw",
+        ),
         (not gates, "gate_lr_scale gate_weight_decay gate_optimizer", "there is no gate"),
         (resumes, "keep_moments", "the run goes on with its own"),
         (not config.mask_documents, "rope_restarts", "mask_documents is false"),

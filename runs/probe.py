@@ -221,16 +221,41 @@ def first_rows(
 
 def gate_meter(gate: Gate, g: torch.Tensor) -> dict:
     """g (..., heads, width) -> the distribution of the gate's values, one entry per head (shared,
-    scalar: one)."""
+    scalar: one).
+
+    open: the mean value, 0 where the activation is least and 1 where it is most; None where it has
+    no such bounds. logits: the root mean square of g.
+    """
     values = gate.value(g).float().abs()
     heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
+    logits = g.float().movedim(-2, 0).flatten(1)  # (heads, values)
+    bounds = bounds_of(gate, g)
+    openness = [None] * len(heads)
+    if bounds is not None:
+        least, most = bounds
+        openness = to_json((heads.mean(1) - least) / (most - least))
     bins = (heads * BINS).clamp(max=BINS).long() - (heads == 1).long()
     counts = torch.stack([row.bincount(minlength=BINS + 1) for row in bins])
     return {
         "mean": to_json(heads.mean(1)),
         "below_0.1": to_json((heads < 0.1).float().mean(1)),
         "histogram": to_json(counts / heads.shape[1]),
+        "open": openness,
+        "logits": to_json(logits.square().mean(1).sqrt()),
     }
+
+
+def bounds_of(gate: Gate, g: torch.Tensor) -> tuple[float, float] | None:
+    """The least and the most that a gate multiplies by, such as (0, 2) of sigmoid2: its values at
+    very small and very large g. None where these go on growing (SiLU), are negative (tanh), or are
+    added to y. g: a tensor of the dtype and device to use."""
+    far = gate.value(g.new_tensor([-200.0, -100.0, 100.0, 200.0])).tolist()
+    least = min(far)
+    most = max(far)
+    is_bounded = abs(far[0] - far[1]) + abs(far[2] - far[3]) < 1e-6
+    if gate.is_factor and is_bounded and -1e-6 < least < most:
+        return least, most
+    return None
 
 
 def gate_meters(seen: Seen, mask: torch.Tensor | None = None) -> dict[str, dict]:
@@ -530,6 +555,8 @@ def summary(layers: list[dict], T: int) -> dict:
     return {
         "gate_mean": mean_by_position(layers, "mean"),
         "gate_below_0.1": mean_by_position(layers, "below_0.1"),
+        "gate_open": mean_by_gate(layers, "open"),
+        "gate_logits": mean_by_gate(layers, "logits"),
         "sink": mean_of(sinks, "share"),
         "to_sink": mean_of(sinks, "to_sink"),
         "sink_baseline": to_json(baseline(T)),
@@ -551,6 +578,15 @@ def mean_by_position(layers: list[dict], name: str) -> dict[str, float | None]:
         for position, gate in layer["gates"].items():
             gates.setdefault(position, []).append(gate)
     return {position: mean_of(its_gates, name) for position, its_gates in gates.items()}
+
+
+def mean_by_gate(layers: list[dict], name: str) -> dict[str, float | None]:
+    """{"LAYER.POSITION", as 3.readout: mean of a number of this gate over its heads}"""
+    means = {}
+    for i, layer in enumerate(layers):
+        for position, gate in layer["gates"].items():
+            means[f"{i}.{position}"] = mean_of([gate], name)
+    return means
 
 
 def mean_of(meters: list[dict], name: str) -> float | None:

@@ -38,7 +38,8 @@ OF_THIS_START = (
     "dtype",
 )
 OF_SCHEDULE = ("schedule", "decay_iters", "min_lr")
-# a run's evaluations are compared with each other: they read the same sample in the same way
+# a run's evaluations are compared with each other: they read the same sample in the same way.
+# muon_split may change: the moments are those of the whole weight
 KEPT = ("eval_tokens", "mask_documents", "optimizer", "gate_optimizer")
 OF_ADAMW = ("exp_avg", "exp_avg_sq")
 # seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is

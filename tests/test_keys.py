@@ -85,15 +85,15 @@ def is_same(one, other):
 
 
 def test_a_key_of_training_that_does_nothing_is_named_and_so_is_a_warmup_longer_than_the_run():
-    words = "--schedule=constant --min_lr=0 --muon_lr_scale=2 --vocab_size=9"
+    words = "--schedule=constant --min_lr=0 --muon_lr_scale=2 --muon_split=head --vocab_size=9"
 
     def notes(words):
         user_keys = configurator.read_words(TrainConfig, words.split())
         return notes_on_keys(TrainConfig(**user_keys), user_keys, False)
 
     named = [note.split("=")[0] for note in notes(words)]
-    assert named == [f"note: {key}" for key in ("min_lr", "muon_lr_scale")]
-    used = "--min_lr=0 --optimizer=muon --muon_lr_scale=2 --init_from=x"
+    assert named == [f"note: {key}" for key in ("min_lr", "muon_lr_scale", "muon_split")]
+    used = "--min_lr=0 --optimizer=muon --muon_lr_scale=2 --muon_split=head --init_from=x"
     used += " --keep_moments=true --vocab_size=9"
     assert not notes(used)
     words = "warmup_iters=9 is longer than the run of 3 steps, which does not reach learning_rate=0.001"

@@ -14,6 +14,7 @@ import plot
 import train
 from model import GPT, MIXERS, Block
 from runs import probe
+from runs.health import closed_gates
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +114,52 @@ def test_a_mixer_without_weights_has_no_sink_and_all_else_is_measured_and_drawn(
     lines = {axes.get_title(): len(axes.lines) for axes in drawn["page.png"].axes}
     assert lines["Gate"] == 1 and lines["Residual stream"] == 2 and lines["Token 0"] == 4 - 2 * len(without)
     assert ("maps.png" in drawn) == (len(without) == 1) != ("no attention map" in capsys.readouterr().out)
+
+
+# -- Gates that have closed --------------------------------------------------------------------------------------------
+
+
+def test_a_gate_that_is_shut_is_a_note_once_and_a_field_of_each_evaluation(trained, mqar, helpers, tmp_path, capsys):
+    assert [row["gate_closed"] for row in helpers.metrics(trained, "eval")] == [[]] * 3
+    capsys.readouterr()
+    shut = dict(gate="none,elementwise+headwise@value", gate_bias=-6.0)
+    out = helpers.train(mqar, tmp_path / "shut", **shut)
+    names = ["1.value", "1.readout"]  # in the order in which they are called
+    assert [row["gate_closed"] for row in helpers.metrics(out, "eval")] == [names] * 3
+    assert all("gate_closed" not in row for row in helpers.metrics(out) if row["event"] != "eval")
+    notes = re.findall(r"note: step 0: gate (\S+) .* its mean is (\S+) of .*; (docs/\S+) says", capsys.readouterr().out)
+    assert notes == [(name, "0.0025", "docs/gates.md") for name in names]
+    assert "gate_closed" not in helpers.metrics(helpers.train(mqar, tmp_path / "off", meters="false"), "eval")[0]
+
+
+def test_logits_that_grow_tenfold_over_the_first_evaluation_are_told_also_by_a_run_that_goes_on(
+    mqar, helpers, tmp_path, capsys, monkeypatch
+):
+    measured, logits = train.training_meters, iter([2.5, 24.9, 25.0, 26.0])
+
+    def grown(*given):
+        return measured(*given) | {"gate_logits": {"0.readout": next(logits), "1.readout": 9.9}}
+
+    monkeypatch.setattr(train, "training_meters", grown)
+    keys = dict(gate="elementwise", gate_activation="silu")  # which has no mean to be shut at
+    out = helpers.train(mqar, tmp_path / "out", **keys, max_iters=4)
+    assert "may be stuck" not in capsys.readouterr().out
+    for last, n_notes in ((8, 1), (12, 0)):
+        helpers.train(mqar, out, **keys, max_iters=last, init_from="resume")
+        notes = re.findall(
+            "note: step 8: gate 0.readout .* grown to 25 .*, from 2.5 at step 0;", capsys.readouterr().out
+        )
+        assert len(notes) == n_notes
+    rows = helpers.metrics(out, "eval")
+    assert [row["gate_closed"] for row in rows] == [[], [], ["0.readout"], ["0.readout"]]
+
+
+def test_logits_that_start_near_zero_count_as_one_and_those_that_are_not_finite_do_not_count():
+    def row(step, logits, share=0.5):
+        return {"step": step, "meters": {"gate_logits": {"0.readout": logits}, "gate_open": {"0.readout": share}}}
+
+    for first, now, is_told in [(0.0, 9.9, False), (0.0, 10.0, True), (0.9, 9.9, False), (3.0, None, False)]:
+        names, notes = closed_gates(row(20, now), [{"step": 0}, row(10, first), row(15, 8.0)])
+        assert (names == ["0.readout"]) == is_told == any("at step 10;" in note for note in notes)
+    assert closed_gates(row(0, 40.0), []) == ([], [])
+    assert [bool(closed_gates(row(0, 1.0, share), [])[0]) for share in (0.019, 0.02, None)] == [True, False, False]

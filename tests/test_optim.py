@@ -8,20 +8,28 @@ from small_models import off_its_start
 import train
 from model import GPT, MIXERS, GPTConfig
 from ops.layers import FusedLinear
-from runs.muon import COEFFICIENTS, Muon, matrices_of, orthogonalised
+from runs.muon import COEFFICIENTS, Muon, matrices_of, orthogonalised, step_of_matrices
 
 SMALL = dict(n_layer=2, n_head=2, n_embd=16, vocab_size=20, block_size=16, state_size=4)
 
 
-@pytest.mark.parametrize("shape", [(3, 8), (8, 3), (5, 5), (1, 6)], ids=str)
-def test_singular_vectors_stay_and_singular_values_go_through_the_polynomial(shape):
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+def by_definition(x):
+    """U S' V^T of one matrix, where S' are its singular values, behind the polynomial five times: near 1."""
     U, S, Vh = torch.linalg.svd(x, full_matrices=False)
     S, (a, b, c) = S / S.norm(), COEFFICIENTS
     for _ in range(5):
         S = a * S + b * S**3 + c * S**5
-    torch.testing.assert_close(orthogonalised(x), U * S @ Vh)
-    assert ((S > 0.6) & (S < 1.3)).all() and not orthogonalised(0 * x).any()
+    assert ((S > 0.6) & (S < 1.3)).all()
+    return U * S @ Vh
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (8, 3), (5, 5), (1, 6)], ids=str)
+def test_singular_vectors_stay_and_singular_values_go_through_the_polynomial(shape):
+    batch = torch.randn(4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([by_definition(x) for x in batch])
+    torch.testing.assert_close(torch.stack([orthogonalised(x) for x in batch]), expected)
+    torch.testing.assert_close(orthogonalised(batch), expected)
+    assert not orthogonalised(0 * batch).any() and not orthogonalised(0 * batch[0]).any()
 
 
 def stepped(weights, grads, rows=None, is_torchs=False):
@@ -120,6 +128,83 @@ def test_the_first_and_last_row_of_each_matrix_of_a_mixer_change_what_it_is_for_
             changed = [part for part, y in after.items() if y is not None and (y - before[part]).abs().max() > 1e-9]
             assert changed == expected.split(), (start, row)
         start += rows
+
+
+# the rows of each matrix with muon_split=head: 4 heads, of softmax 2 for k and v, of 4 channels; of the delta rule
+# 2 of 4 channels for q and k, and 4 of 6; mamba2 and mamba3 have 8 of 4 for v, and share q and k
+BY_HEAD = {
+    "softmax": [4] * 8, "cosformer": [4] * 12, "gla": [4] * 8 + [6] * 4, "monarch": [64] * 8 + [4] * 4,
+    "mamba2": [4] * 8 + [4, 4, 8], "deltanet": [4] * 4 + [6] * 4 + [4], "kda": [4] * 4 + [6] * 4 + [4],
+    "gated_deltanet": [4] * 4 + [6] * 4 + [4, 4], "gated_deltanet2": [4] * 4 + [6] * 4 + [8, 24],
+    "mamba3": [4] * 8 + [4, 4, 8, 8, 8, 1], "deltaproduct": [4] * 6 + [6] * 8 + [4, 4, 4],
+}  # fmt: skip
+
+
+def heads_that_change(before, after):
+    """The heads of q, k and v, whose axis is the third, of which a number is another."""
+    found = set()
+    for part in ("q", "k", "v"):
+        changed = (after[part] - before[part]).abs().amax((0, 1, 3)) > 1e-9
+        found.update(changed.nonzero().flatten().tolist())
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", READS)
+def test_by_head_a_matrix_is_one_head_of_q_k_or_v_and_the_rest_is_as_by_projection(name):
+    sizes = [4, 4, 4, 6] if name == "gla" else [2, 4, 4, 6]
+    config = GPTConfig(**SMALL | dict(n_head=4, delta_sizes=sizes, n_kv_head=2), attention=name, gate="native")
+    gpt = off_its_start(config, noise=0.5)
+    mixer = gpt.blocks[0].mixer
+    (fused,) = [module for module in mixer.modules() if isinstance(module, FusedLinear)]
+    whole, split = matrices_of(gpt), matrices_of(gpt, split="head")
+    expected = [4] * 8 + [6] * 4 if name == "gla" else BY_HEAD[name]
+    assert split[fused.weight] == expected and whole.keys() == split.keys()
+    fine = [weight for weight in whole if whole[weight] != split[weight]]
+    assert len(fine) == 2 and fine[0] is fused.weight  # one in each layer
+    x = torch.randn(2, 9, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    before, start, seen = mixer.project(x, None, 0)._asdict(), 0, []
+    parts = [name for name, heads in zip(fused.parts, fused.heads, strict=True) for _ in range(heads) if heads > 1]
+    for rows in expected[: len(parts)]:
+        fused.weight[start : start + rows] += 3.0 * x.mean((0, 1))
+        seen.append(heads_that_change(before, mixer.project(x, None, 0)._asdict()))
+        fused.weight[start : start + rows] -= 3.0 * x.mean((0, 1))
+        start += rows
+    assert all(len(heads) == 1 for heads in seen)
+
+
+def test_by_head_a_step_goes_along_the_singular_vectors_of_each_head():
+    """Of softmax's fused weight, 4 heads of q, 2 of k and v, of 4 channels; out_proj and the MLP are whole."""
+    keys = SMALL | dict(n_layer=1, n_head=4, n_kv_head=2, optimizer="muon", weight_decay=0.0)
+    config = train.TrainConfig(**keys, muon_split="head")
+    gpt = GPT(config).double()
+    generator = torch.Generator().manual_seed(0)
+    before, muon = {}, train.make_optimizers(gpt, config, "cpu")[0]
+    for p in muon.param_groups[0]["params"]:
+        p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        before[p] = p.detach().clone()
+    muon.step()
+    qkv = gpt.blocks[0].mixer.qkv.weight
+    for p, start in before.items():
+        matrices = p.grad.split(4) if p is qkv else [p.grad]
+        step = torch.cat([0.2 * max(one.shape) ** 0.5 * by_definition(one) for one in matrices])
+        torch.testing.assert_close(p, start - config.learning_rate * step)
+    assert len(before) == 4 and len(qkv) == 8 * 4
+
+
+@pytest.mark.parametrize("rows", [[6] * 4 + [3, 1], [32] * 3, [5, 5, 20, 7]], ids=str)
+def test_batches_of_equal_matrices_give_the_step_of_each_alone(rows):
+    weight = torch.randn(sum(rows), 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(step_of_matrices(weight, rows, in_batches=True), step_of_matrices(weight, rows))
+
+
+def test_a_run_may_go_on_with_another_split_since_the_moments_are_of_the_whole_weight(run, helpers, capsys):
+    whole = run("whole", optimizer="muon", muon_split="head")
+    out = run("out", optimizer="muon", max_iters=4)
+    run("out", init_from="resume", max_iters=8, muon_split="head")
+    assert "muon_split: head, where the checkpoint has projection" in capsys.readouterr().out
+    losses = helpers.losses(out)
+    assert losses.keys() == helpers.losses(whole).keys() and losses != helpers.losses(whole)
 
 
 @pytest.mark.parametrize("name", [*MIXERS, "softmax,gated_deltanet"])

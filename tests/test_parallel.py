@@ -32,6 +32,7 @@ WHOLE = dict(
 HALF = WHOLE | dict(max_iters=3)
 UNGATED = dict(attention="mamba2", gate="none")
 MUON = dict(attention="gated_deltanet,softmax", optimizer="muon")
+HEADS = MUON | dict(muon_split="head")
 SPARSE = dict(attention="gla", mlp="sparse")  # in a step, some experts get no token of one process, or of any
 NEW_GATE = dict(attention="mamba2", gate_activation="sigmoid2", gate_lr_scale=10, dtype="bfloat16", meters=True)
 EVEN = dict(parallel="fsdp", n_embd=16, n_head=2, gate="none", gradient_accumulation_steps=2)
@@ -40,6 +41,7 @@ ROUNDED = ALL | dict(parallel="fsdp", dtype="bfloat16", max_iters=2, eval_interv
 RUNS = dict(  # those of two processes
     ddp=ALL | dict(parallel="ddp"), fsdp=ALL | dict(parallel="fsdp"),
     ddp_muon=MUON | dict(parallel="ddp"), fsdp_muon=MUON | dict(parallel="fsdp"),
+    fsdp_heads=HEADS | dict(parallel="fsdp"),
     ddp_sparse=SPARSE | dict(parallel="ddp"), fsdp_sparse=SPARSE | dict(parallel="fsdp"),
     half=HALF | dict(parallel="fsdp", activation_checkpointing=True),
     new_gate=NEW_GATE | dict(parallel="fsdp"),
@@ -220,10 +222,11 @@ def form(tree):
 # -- The losses are those of one process, and the checkpoint is one file that goes on anywhere -------------------------
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp_muon", "fsdp_muon"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "ddp_muon", "fsdp_muon", "fsdp_heads"])
 def test_every_mixer_and_muon_have_the_losses_of_one_process_and_its_form_of_a_checkpoint(kind, of_two, alone, helpers):
     folder = of_two[0][kind]["folder"]
-    whole = alone("muon", **MUON) if "muon" in kind else alone("all", **ALL)
+    name = kind.partition("_")[2] or "all"
+    whole = alone(name, **dict(muon=MUON, heads=HEADS, all=ALL)[name])
     check_same_curve(folder, whole, helpers)
     ours, theirs = (checkpoints.load(out) for out in (folder, whole))
     assert form(ours) == form(theirs) and theirs["model"]["blocks.0.norm_1.weight"].dtype == torch.float32

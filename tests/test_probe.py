@@ -12,7 +12,7 @@ from small_models import off_its_start, seen_of
 
 import train
 from evaluate import prune_gates, quantise
-from gate import Gate
+from gate import GATE_ACTIVATIONS, Gate
 from model import MIXERS, GPTConfig, Softmax
 from runs import probe
 
@@ -59,6 +59,26 @@ def test_the_meter_of_a_gate_of_one_value(value, activation, mean, share, gate_i
     assert meter["mean"] == [pytest.approx(mean, abs=1e-4)] * heads and meter["below_0.1"] == [share] * heads
     place = min(int(20 * mean), 20) - (mean == 1)  # the last bin holds what is above 1
     assert meter["histogram"] == [[float(i == place) for i in range(21)]] * heads
+
+
+SHARE = torch.tensor(-3.0).sigmoid().item()
+BOUNDED = {"sigmoid": SHARE, "sigmoid2": SHARE, "non_sparse": SHARE, "hardsigmoid": 0.0}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", [*GATE_ACTIVATIONS, "hardsigmoid"])
+def test_a_gate_is_open_by_a_share_of_what_its_activation_can_reach_if_that_has_bounds(activation, monkeypatch):
+    monkeypatch.setitem(GATE_ACTIVATIONS, "hardsigmoid", lambda y, g, slope: y * torch.nn.functional.hardsigmoid(g))
+    gate = Gate(GPTConfig(n_embd=C, n_head=H, gate_activation=activation), "elementwise", H, D)
+    for p in gate.parameters():
+        p.fill_(1.0)
+    meter = probe.gate_meter(gate, torch.full((5, H, D), -3.0))
+    expected = BOUNDED.get(activation)
+    assert meter["open"] == [expected if expected is None else pytest.approx(expected, abs=2e-5)] * H
+    assert meter["logits"] == [3.0] * H
+    g = torch.randn(3, 5, H, D)
+    rms = g.square().mean((0, 1, 3)).sqrt().tolist()
+    assert probe.gate_meter(gate, g)["logits"] == pytest.approx(rms, rel=1e-3)
 
 
 # -- token 0, by query -------------------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_a_run_writes_its_config_its_code_two_checkpoints_and_every_step_and_eva
     rows, scores = helpers.metrics(trained), {"val_loss", "perplexity", "accuracy", "labels", "slices"}
     names = {
         "train": {"loss", "lr", "grad_norm", "spike", "tokens_per_second", "mfu"},
-        "eval": {"meters", "seconds"} | scores,
+        "eval": {"meters", "gate_closed", "seconds"} | scores,
         "end": {"seconds", "eval_seconds", "whole"} | scores,
     }
     assert all(row.keys() == names[row["event"]] | {"event", "step"} for row in rows)
