@@ -119,7 +119,8 @@ class XSA(Softmax):
     def explicit_weights(self, p):
         weights = super().explicit_weights(p)  # (B, H, T, T)
         v = at_least_float32(layers.for_all_heads(p.v.transpose(1, 2), self.n_head))  # (B, H, T, D)
-        o = weights @ v
+        with torch.autocast(v.device.type, enabled=False):  # it would round o
+            o = weights @ v
         own = (o * v).sum(-1) / v.norm(dim=-1).clamp(min=1e-12).square()  # (B, H, T)
         return weights - own.diag_embed()
 
