@@ -110,9 +110,8 @@ class XSA(Softmax):
 
     def attend(self, q, k, v, mask, p):
         o = at_least_float32(super().attend(q, k, v, mask, p))  # (B, H, T, D)
-        unit = F.normalize(
-            at_least_float32(p.v.transpose(1, 2)), dim=-1, eps=1e-12
-        )  # (B, Hk, T, D)
+        own = at_least_float32(p.v.transpose(1, 2))  # (B, Hk, T, D)
+        unit = F.normalize(own, dim=-1, eps=1e-12)
         unit = layers.for_all_heads(unit, self.n_head)
         return (o - (o * unit).sum(-1, keepdim=True) * unit).to(v.dtype)
 
