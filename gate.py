@@ -53,7 +53,8 @@ class Gate(nn.Module):
     that all heads share (shared), or a single one (scalar). W starts at zero, so that sigmoid halves
     y at first and sigmoid2 keeps it. The W of a native gate starts as any linear layer does.
 
-    Of the config: gate_rank is the rank of W (0: full). gate_bias is where a trained bias starts
+    Of the config: gate_rank is the rank of W (0: full). gate_width is how many channels of x, the
+    first ones, W reads (None: all), as in modded-nanogpt. gate_bias is where a trained bias starts
     (None: there is none). With gate_input="static" g is a trained constant that starts at gate_bias
     (None: at 0).
     """
@@ -72,6 +73,7 @@ class Gate(nn.Module):
         size = math.prod(self.shape)
         self.activation = native or config.gate_activation
         self.static_start = config.gate_bias or 0.0
+        self.width = None if native else config.gate_width  # channels of x that W reads
         self.down = None
         self.proj = None
         self.static = None
@@ -82,8 +84,8 @@ class Gate(nn.Module):
         else:
             rank = native_rank if native else config.gate_rank
             if rank:
-                self.down = nn.Linear(config.n_embd, rank, bias=False)
-            n_in = rank or config.n_embd
+                self.down = nn.Linear(self.width or config.n_embd, rank, bias=False)
+            n_in = rank or self.width or config.n_embd
             if native:
                 self.proj = nn.Linear(n_in, size, bias=False)
             else:
@@ -102,6 +104,8 @@ class Gate(nn.Module):
         static."""
         if self.static is not None:
             return self.static.unflatten(-1, self.shape)
+        if self.width is not None:
+            x = x[..., : self.width]
         if self.down is not None:
             x = self.down(x)
         return self.proj(x).unflatten(-1, self.shape)

@@ -286,6 +286,11 @@ class GPTConfig:
         "sigmoid", "how the gate's g acts on y: sigmoid, sigmoid2, silu ... (docs/gates.md)"
     )
     gate_rank: int = key(0, "rank of the gate's weight W_g (0: full rank)", at_least=0)
+    gate_width: int | None = key(
+        None,
+        "first channels of the layer's normed input that W_g reads, such as 12 (None: all n_embd)",
+        at_least=1,
+    )
     gate_input: str = key(
         "token", "token: g = W_g x; static: a trained constant", choices=("token", "static")
     )
@@ -319,6 +324,10 @@ class GPTConfig:
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         if self.n_head % (self.n_kv_head or self.n_head):
             raise UserError(f"n_kv_head={self.n_kv_head}: must divide n_head={self.n_head}")
+        if self.gate_width is not None and self.gate_width > self.n_embd:
+            raise UserError(
+                f"gate_width={self.gate_width}: must be at most n_embd={self.n_embd}, or None for all"
+            )
         if not all(
             re.fullmatch(r"none|[1-9][0-9]{0,8}", word.strip()) for word in self.window.split(",")
         ):

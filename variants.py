@@ -99,6 +99,31 @@ class SoftCapped(WrittenOut):
         return layers.masked(capped, mask).softmax(-1)
 
 
+class XSA(Softmax):
+    """Exclusive Self Attention (Zhai 2026, arXiv 2603.09078): each head's readout o of a token loses
+    its part along the token's own value v: o - (o . u) u, where u = v / max(|v|, 1e-12).
+
+    The first token of a text reads its own value alone, and so nothing.
+    """
+
+    has_positive_weights = False  # a value's weight in its own token's readout may be negative
+
+    def attend(self, q, k, v, mask, p):
+        o = at_least_float32(super().attend(q, k, v, mask, p))  # (B, H, T, D)
+        own = at_least_float32(p.v.transpose(1, 2))  # (B, Hk, T, D)
+        unit = F.normalize(own, dim=-1, eps=1e-12)
+        unit = layers.for_all_heads(unit, self.n_head)
+        return (o - (o * unit).sum(-1, keepdim=True) * unit).to(v.dtype)
+
+    def explicit_weights(self, p):
+        weights = super().explicit_weights(p)  # (B, H, T, T)
+        v = at_least_float32(layers.for_all_heads(p.v.transpose(1, 2), self.n_head))  # (B, H, T, D)
+        with torch.autocast(v.device.type, enabled=False):  # it would round o
+            o = weights @ v
+        own = (o * v).sum(-1) / v.norm(dim=-1).clamp(min=1e-12).square()  # (B, H, T)
+        return weights - own.diag_embed()
+
+
 class ZeroSink(Softmax):
     """Softmax "off by one" (Miller 2023): a logit of 0 beside the scores, with a value of zero.
 
@@ -464,6 +489,7 @@ model.MIXERS |= {
     "fox": FoX,
     "softpick": Softpick,
     "softcap": SoftCapped,
+    "xsa": XSA,
     "sink_zero": ZeroSink,
     "sink_head": HeadSink,
     "sink_token": TokenSink,

@@ -10,7 +10,7 @@ import torch
 from keys import CLASS_OF, GPTConfig, TrainConfig
 from model import GPT, MIXERS
 
-SOFTMAX = {"softmax", *CLASS_OF.values()}  # and its variants
+SOFTMAX = {"softmax", "xsa", *CLASS_OF.values()}  # and its variants
 DELTA_RULE = {"deltanet", "gated_deltanet", "gated_deltanet2", "deltaproduct", "kda", "kda_fla"}
 MAMBA = {"mamba2", "mamba3"}
 OURS = SOFTMAX | DELTA_RULE | MAMBA | {"cosformer", "gla", "monarch"}
@@ -88,7 +88,12 @@ def unused_keys(config: GPTConfig) -> dict[str, str]:
         (no_sizes, "delta_sizes", "no layer has the delta rule, or is gla"),
         (no_mamba, "expand state_size", "no layer is mamba2 or mamba3"),
         (config.mlp == "none", "mlp_ratio", "mlp is none"),
-        (not positions, "gate_activation gate_rank gate_input gate_bias", "there is no gate"),
+        (config.gate_input == "static", "gate_rank gate_width", "a static gate has no W_g"),
+        (
+            not positions,
+            "gate_activation gate_rank gate_width gate_input gate_bias",
+            "there is no gate",
+        ),
         ("readout" not in positions, "norm_first", "there is no gate at the readout"),
         (not positions and not has_native, "match_params", "there is no gate"),
     ]

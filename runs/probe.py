@@ -323,7 +323,7 @@ def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     if seen.has_weights:
         # what the sink is a share of: docs/meters.md
         kind = "share" if mixer.has_positive_weights else "proxy"
-        if isinstance(mixer, Softmax):
+        if isinstance(mixer, Softmax) and mixer.has_positive_weights:
             kind = "weights"
         rows = max(1, WEIGHTS_AT_ONCE // (H * T * T))
         parts = [query_meters(some_rows(seen, slice(i, i + rows))) for i in range(0, B, rows)]

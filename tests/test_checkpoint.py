@@ -47,6 +47,17 @@ def test_each_process_finds_all_damage_by_itself_and_says_so(rank, file, monkeyp
             assert "damaged, the checksum of" in capsys.readouterr().err
 
 
+def test_a_narrow_gate_comes_back_and_a_checkpoint_without_its_key_has_a_gate_of_all_channels(tmp_path):
+    idx = torch.arange(11)[None]
+    for width in (3, None):
+        model = off_its_start(GPTConfig(**ARGS, gate="elementwise", gate_width=width), torch.float32)
+        args = vars(model.config) | ({} if width else {"gate_width": "left out"})
+        args = {name: value for name, value in args.items() if value != "left out"}
+        save(tmp_path / "ckpt.pt", make(model=model.state_dict(), model_args=args))
+        back, _ = load_model(tmp_path / "ckpt.pt")
+        assert back.config.gate_width == width and torch.equal(back(idx), model(idx))
+
+
 # -- Saving ------------------------------------------------------------------------------------------------------------
 
 

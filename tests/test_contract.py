@@ -28,6 +28,7 @@ GATES = [
 ]  # fmt: skip
 OPTIONS = {  # keys beside the gate string: each is tried with three mixers, the gated ones with an activation each
     "a gate of rank 3": dict(gate="elementwise", gate_rank=3, gate_bias=0.5),
+    "a gate of three channels": dict(gate="elementwise", gate_width=3),
     "a static gate": dict(gate="elementwise", gate_input="static"),
     "norm after the gate": dict(gate="elementwise", norm_first=False),
     "an rms norm": dict(gate="headwise", readout_norm="rms"),

@@ -389,6 +389,7 @@ NOT_HELD = {
     "window='8': there it can only be 'none'": ("llama", dict(window="8", qk_norm=False)),
     "rope_scaling='ntk'": ("qwen3", dict(rope_scaling="ntk", rope_factor=2.0)),
     "gate_rank=2": ("qwen3_5_text", dict(gate="elementwise", gate_rank=2)),
+    "gate_width=3: there it can only be None": ("qwen3_5_text", dict(gate="elementwise", gate_width=3)),
     "mlp='none': there it can only be 'swiglu'": ("qwen3", dict(mlp="none")),
     "size mismatch for blocks.0.mlp.up.weight": (
         "qwen3_5_text", HYBRID | dict(gate="native,elementwise", match_params=True)

@@ -85,6 +85,41 @@ def test_a_gate_and_a_branch_scale_are_factors_on_what_the_output_projection_get
     torch.testing.assert_close(gated(x), o.flatten(2) @ ungated.out_proj.weight.T, **CLOSE)
 
 
+@every_mixer
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_narrow_gate_is_its_definition_and_other_channels_do_not_matter(name, rank):
+    """g = W_g x[:3] + b, of each position; a native gate reads all channels."""
+    keys = dict(gate_width=3, gate_rank=rank, gate_bias=0.5, gate_activation="silu")
+    ungated, x, seen = make_mixer(name, "native"), random_x(), []
+    gated = like(make_mixer(name, "native+headwise+elementwise@output", **keys), ungated)
+    ungated.out_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    ungated(x)
+    g, others = {}, torch.cat([x[..., :3], torch.randn_like(x[..., 3:])], dim=-1)
+    for position in ("readout", "output"):
+        one = gated.gates[position]
+        W = one.proj.weight if rank == 0 else one.proj.weight @ one.down.weight
+        assert W.shape == (gated.n_head if position == "readout" else C, 3)
+        g[position] = torch.einsum("btc,nc->btn", x[..., :3], W) + one.proj.bias
+        assert torch.equal(one.logits(others), one.logits(x))
+        assert not torch.equal(one.logits(others.flip(-1)), one.logits(x))
+    o = seen[0].unflatten(-1, (gated.n_head, -1)) * F.silu(g["readout"])[..., None]
+    expected = o.flatten(2) @ ungated.out_proj.weight.T * F.silu(g["output"])
+    torch.testing.assert_close(gated(x), expected, **CLOSE)
+    if "native" in gated.gates:
+        native = gated.gates["native"]
+        assert (native.down or native.proj).in_features == C
+
+
+@pytest.mark.parametrize("gate_input", ["token", "static"])
+def test_a_narrow_gate_has_so_many_fewer_parameters_and_a_static_one_as_many(gate_input):
+    keys = dict(gate="elementwise+headwise@value", gate_input=gate_input, mlp_ratio=8)
+    wide, narrow, full = (off_its_start(make_config(gate_width=width, **keys)) for width in (None, 3, C))
+    fewer = 2 * (H * D + H) * (C - 3) if gate_input == "token" else 0
+    assert wide.n_params() - narrow.n_params() == fewer
+    assert wide.flops_per_token() - narrow.flops_per_token() == 2 * fewer
+    assert torch.equal(full(IDX), wide(IDX))
+
+
 @pytest.mark.parametrize("name, position, path", [("gated_deltanet2", "key", "erase"), ("mamba2", "value", "skip")])
 def test_a_gate_on_keys_or_values_is_on_both_of_their_paths(name, position, path):
     mixer, x = make_mixer(name, f"elementwise@{position}"), random_x()
@@ -266,10 +301,11 @@ def test_match_params_keeps_the_number_of_parameters_biases_counted(mlp):
     keys = dict(n_embd=16, mlp_ratio=8, mlp=mlp, norm="layer", bias=True)
     plain = GPT(make_config(**keys))
     gates = "elementwise+elementwise@value+elementwise@query+elementwise@key"
-    matched = GPT(make_config(gate=gates, match_params=True, **keys))
     up = plain.blocks[0].mlp.up
     unit = (sum(p.numel() for p in plain.blocks[0].mlp.parameters()) - 16) / up.out_features  # all but down's bias
-    assert 0 < abs(matched.n_params() - plain.n_params()) <= len(plain.blocks) * unit / 2
+    for width in (None, 5):
+        matched = GPT(make_config(gate=gates, gate_width=width, match_params=True, **keys))
+        assert 0 < abs(matched.n_params() - plain.n_params()) <= len(plain.blocks) * unit / 2
 
 
 KEYS = [  # of every mixer: its parts, and those of others
@@ -388,6 +424,9 @@ REFUSED = [
     (dict(attention="softmax,gla", bias=True), "gla has no biases; leave bias out"),
     (dict(readout_norm="denominator"), "its weights sum to one already"),
     (dict(levels="log_linear"), "no layer of softmax has a recurrent state"),
+    (dict(gate="headwise", gate_width=33), "gate_width=33: must be at most n_embd=32, or None for all"),
+    (dict(gate="headwise", gate_width=0), "gate_width=0: must be a whole number of at least 1, or None"),
+    (dict(attention="xsa", readout_norm="denominator"), "makes no sense for xsa"),
 ]
 
 

@@ -222,7 +222,7 @@ def test_every_mixer_has_every_meter(name):
     assert json.loads(json.dumps(layers, allow_nan=False)) == layers
     assert all(set(layer["gates"]) == set(model.blocks[0].mixer.gates) for layer in layers)
     kind = "proxy" if MIXERS[name].explicit_weights else "none"
-    if issubclass(MIXERS[name], Softmax):
+    if issubclass(MIXERS[name], Softmax) and name != "xsa":  # whose weights of own values may be negative
         kind = "weights"
     elif name == "cosformer":
         kind = "share"

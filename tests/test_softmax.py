@@ -41,7 +41,11 @@ def definition(mixer, x):
             f = (x @ mixer.forget.weight.T + mixer.forget.bias).sigmoid().cumprod(1).mT  # (B, H, L)
             weights = weights * f[..., None] / f[..., None, :]
         weights = weights / weights.sum(-1, keepdim=True)
-    return weights, torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2) @ mixer.out_proj.weight.T
+    o = torch.einsum("bhij,bjhd->bihd", weights, v)
+    if isinstance(mixer, variants.XSA):
+        c = (o * v).sum(-1) / (v * v).sum(-1)  # (B, L, H)
+        o, weights = o - c[..., None] * v, weights - torch.diag_embed(c.mT)
+    return weights, o.flatten(2) @ mixer.out_proj.weight.T
 
 
 class SoftCapped(variants.SoftCapped):
@@ -55,6 +59,7 @@ def with_alibi(cls):
 
 RIVALS = [SoftCapped, variants.Softpick, variants.FoX]
 CASES = [(cls, dict(position="rope")) for cls in (Softmax, SoftCapped, edits.WindowedALiBi, with_alibi(SoftCapped))]
+CASES += [(cls, dict(position="rope")) for cls in (variants.XSA, with_alibi(variants.XSA))]
 CASES += [(cls, {}) for cls in (*RIVALS[1:], *map(with_alibi, RIVALS[1:]), edits.Window, edits.ALiBi)]
 
 
@@ -79,6 +84,28 @@ def test_softpick_is_finite_at_any_score_and_so_is_its_gradient():
     assert torch.autograd.grad(weights[:, 0].sum(), scores)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-20])
+def test_a_value_near_zero_takes_nothing_off_an_exclusive_readout_and_has_a_finite_gradient(size):
+    config = make_config(attention="xsa", n_kv_head=2, position="none")
+    mixer = off_its_start(config, torch.float32, noise=0.2).blocks[0].mixer
+    p = mixer.gated_projection(random_x().float())
+    last = torch.arange(T)[:, None, None] == T - 1
+    v = torch.where(last, size, p.v.detach()).requires_grad_()
+    o = mixer.read(p.replace(v=v), None, 0)
+    plain = Softmax.attend(mixer, *(y.transpose(1, 2) for y in (p.q, p.k, v)), None, p).transpose(1, 2)
+    torch.testing.assert_close(o[:, -1], plain[:, -1])
+    assert mixer.explicit_weights(p.replace(v=v)).isfinite().all()
+    assert torch.autograd.grad(o.square().sum(), v)[0].isfinite().all()
+
+
+@torch.no_grad()
+def test_an_exclusive_readout_has_no_part_along_its_own_value_also_where_that_is_gated():
+    mixer = off_its_start(make_config(attention="xsa", gate="elementwise@value", n_kv_head=2)).blocks[0].mixer
+    seen = seen_of(mixer, random_x())
+    v = seen.projection.v.repeat_interleave(2, dim=2)  # (B, T, H, D)
+    assert (seen.o * v).sum(-1).abs().max() < 1e-12 < seen.o[:, 1:].norm(dim=-1).min()
+
+
 def test_autocast_does_not_round_the_scores():
     q, k = torch.randn(2, 1, 2, T, D, generator=torch.Generator().manual_seed(0)).bfloat16()
     sees = torch.ones(T, T, dtype=torch.bool).tril()
@@ -89,8 +116,10 @@ def test_autocast_does_not_round_the_scores():
 
 
 @torch.no_grad()
-def test_torchs_kernel_groups_heads_and_gets_no_mask_where_causal_says_the_same(monkeypatch):
-    model, idx, seen = off_its_start(make_config(n_layer=1, n_kv_head=2)), torch.zeros(2, T, dtype=torch.long), []
+@pytest.mark.parametrize("name", ["softmax", "xsa"])
+def test_torchs_kernel_groups_heads_and_gets_no_mask_where_causal_says_the_same(name, monkeypatch):
+    model, idx = off_its_start(make_config(attention=name, n_layer=1, n_kv_head=2)), torch.zeros(2, T, dtype=torch.long)
+    seen = []
 
     def spy(q, k, v, attn_mask, is_causal, **options):
         seen.append((q.shape[2], k.shape[1], attn_mask is not None, is_causal))

@@ -15,7 +15,8 @@ Twenty seeds. Three claims are confirmatory, two-sided, and one family (Holm): w
 as long as without; as long as with a fixed half, within 15%; from a bias of +3 as long as without a gate, within 15%.
 All else is exploratory. The claims were written before the first run, after pilots of the task without a gate (seed
 900), which chose the table of pairs and the rate; an earlier pilot elsewhere, of three seeds, saw the headwise gate
-first in three of three.
+first in three of three. When all of these had run, a sigmoid gate whose W_g reads 12 channels of 64 was added, with an
+exploratory claim of its own family, so that no other number changes.
 """
 
 name = "onset"
@@ -45,6 +46,7 @@ arms = {
         "gate": "elementwise",
         "gate_optimizer": "adamw",
     },
+    "gate width 12": {"gate": "elementwise", "gate_width": 12},
 }
 first_arms = ["none", "sigmoid", "fixed half", "bias 3"]
 
@@ -78,6 +80,11 @@ claims = {
     "with a warmup of 20% it does": {"contrast": "warmup 20% sigmoid - warmup 20%"},
     "under Muon it does": {"contrast": "muon sigmoid - muon"},
     "under Muon with its gate in AdamW it does": {"contrast": "muon sigmoid, gate in adamw - muon"},
+    "a gate that reads 12 channels changes the steps of the sigmoid gate": {
+        "contrast": "gate width 12 - sigmoid",
+        "family": "width",
+        "family_reason": "declared when all others had run",
+    },
 }
 
 base = {

@@ -10,7 +10,9 @@ Headwise gate and sink logit are one form (docs/gates.md): are they equivalent? 
 (headwise, elementwise@value) differ by a spread of 0.012 a pair, and ten seeds show a band of 1.0 spreads in 80% of
 cases, so that 0.02, an eighth of the excess without a gate, leaves room for a spread of 0.02.
 
-100 runs take 164 core-minutes. The claims were written before the first run, those of the gates after sink.py's.
+100 runs take 164 core-minutes. The claims were written before the first run, those of the gates after sink.py's. When
+these had run, XSA was added, with an exploratory claim of its own family. Its weight on <s> is a share by absolute
+value, since that of a query's own value may be negative.
 """
 
 include = "sink.py"
@@ -28,6 +30,7 @@ arms = {
     "softpick": {"attention": "softpick"},
     "FoX": {"attention": "fox"},
     "window": {"window": "16"},
+    "XSA": {"attention": "xsa"},
 }
 seeds_of = {}
 
@@ -77,6 +80,12 @@ claims = {
         "contrast": "sink token",
         "above": 0.5,
         "of": ["meters", "kinds", "other", "to_sink"],
+        "exploratory": True,
+    },
+    "XSA halves the effective sink's excess": {
+        "contrast": "0.5 * none - XSA",
+        "family": "XSA",
+        "family_reason": "declared when all others had run",
         "exploratory": True,
     },
 }
