@@ -4,8 +4,8 @@ Multi-query associative recall, small: cosFormer with a width-4 convolution, 2 l
     python data/mqar/prepare.py --vocab_size=256
     torchrun --standalone --nproc_per_node=1 train.py config/mqar.py
 
-Result: 84.4% accuracy, 0.443 nats at the labels after 600 steps of 4,096 tokens (91,968 parameters, one seed, five
-minutes on one busy CPU core). It is still rising: at step 200 it was 61.8%, at step 400 78.6%.
+Result: 99.6% accuracy, 0.013 nats at the labels after 600 steps of 4,096 tokens (91,968 parameters, one seed, half a
+minute of one CPU core). With AdamW at 3e-3 it was 84.4%.
 """
 
 dataset = "data/mqar"
@@ -21,7 +21,10 @@ short_conv = 4
 gate = "elementwise"
 
 batch_size = 64
+optimizer = "muon"
 max_iters = 600
-learning_rate = 3e-3
-warmup_iters = 50
+learning_rate = 1.2e-2
+muon_lr_scale = 1.5
+beta1 = 0.8
+warmup_iters = 24
 eval_interval = 200

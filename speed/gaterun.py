@@ -74,8 +74,9 @@ RECIPES = {  # {name: the words behind `train.py`}; ideas.py has what some edit 
     "four times as long without the gate": "config/gaterun.py --max_iters=300 --warmup_iters=16 --gate=none",
 }
 LONG = (
-    "config/gaterun.py --n_layer=2 --n_head=4 --n_embd=128 --ngram_rows=1000 --max_iters=1800 "
-    "--batch_size=24 --warmup_iters=30 --learning_rate=6e-3 --muon_lr_scale=2 --min_lr=0"
+    "config/gaterun.py --n_layer=3 --n_head=4 --n_embd=128 --ngram_rows=500 --dropout=0.1 "
+    "--batch_size=24 --max_iters=1300 --warmup_iters=30 --learning_rate=6e-3 --muon_lr_scale=2 "
+    "--min_lr=0"
 )
 LOWEST = {  # of the second track: the lowest loss in 1.5 times nanoGPT's processor time
     "lowest": LONG,
