@@ -14,10 +14,10 @@ demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated
 	$(PY) experiment.py config/experiments/sink_demo.py --out_dir=out/sink
 	$(PY) meters.py --checkpoint=out/sink/none-seed0,out/sink/headwise-seed0 --out=out/sink/meters.json > out/sink/meters.txt
 	$(PY) plot.py out/sink/meters.json --html=true
-	@echo; echo "2/3  A gated GPT of 0.9M parameters learns Python from the standard library, byte by byte (1 minute)"
+	@echo; echo "2/3  A gated GPT learns Python from the standard library, byte by byte (1 minute)"
 	@$(MAKE) --no-print-directory out/pystdlib/.trained
 	@echo; echo "3/3  What it writes, and what its gates do (20 seconds)"
-	$(PY) sample.py --checkpoint=out/pystdlib/best.pt --start="def main(" --num_samples=1 --max_new_tokens=240
+	$(PY) sample.py --checkpoint=out/pystdlib/best.pt --start="def main(" --num_samples=1 --max_new_tokens=240 --temperature=0.6
 	$(PY) meters.py --checkpoint=out/pystdlib/best.pt > out/pystdlib/meters.txt
 	$(PY) plot.py out/pystdlib
 	@echo; echo "Look at out/sink/maps.png and out/sink/sink.png (the sink), out/sink/report.html (all of it), out/pystdlib/page.png (the GPT)"

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
-    "kB: docs": 80,
+    "kB: docs": 82,
     "kB: prose of results": 58,
     "kB: prose of results/bench": 8,
     "kB: results without generated pages": 16_000,
