@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
             check_choice(key, name, (*known, "all"))
     for name in config.recipes:
         if name not in (*RECIPES, *LOWEST, "all"):
-            raise UserError(f"recipes={name!r}: speed/gaterun.py lists them; all: every one")
+            raise UserError(f"recipes={name!r}: speed/gaterun.py lists them")
     if config.against:
         files.find_path(config.against)
     elif BESIDE_NANOGPT & set(config.what):

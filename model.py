@@ -497,8 +497,8 @@ def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 class NGrams(nn.Module):
-    """Embeddings of the last two, three and four tokens, which GPT adds to the token's own, as the
-    Byte Latent Transformer has them (Pagnoni et al. 2024).
+    """Embeddings of the last two, three and four tokens, which GPT adds to the token's own, after
+    the Byte Latent Transformer (Pagnoni et al. 2024).
 
     An n-gram is hashed to a row of its table, which it shares with others. They cost a lookup, and
     spare the first layers of a small model of bytes or characters that work.
@@ -510,9 +510,7 @@ class NGrams(nn.Module):
         super().__init__()
         self.rows = config.ngram_rows
         n_tables = self.longest - 1
-        self.tables = nn.ModuleList(
-            nn.Embedding(self.rows, config.n_embd) for _ in range(n_tables)
-        )
+        self.tables = nn.ModuleList(nn.Embedding(self.rows, config.n_embd) for _ in range(n_tables))
 
     def init_state(self, B: int, device=None) -> torch.Tensor:
         """The ids of the tokens before a text (B, 3): -1, there are none."""
@@ -526,7 +524,7 @@ class NGrams(nn.Module):
         if state is not None:
             state["ids"] = ids[:, T:].clone()  # a view would keep the whole prefill alive
         x: Any = 0.0
-        hashed = idx
+        hashed = ids[:, -T:]  # int64, whatever idx is
         for back, table in enumerate(self.tables, start=1):
             begin = self.longest - 1 - back
             earlier = ids[:, begin : begin + T]  # the token so many places before
@@ -534,8 +532,8 @@ class NGrams(nn.Module):
                 earlier = earlier.masked_fill(documents.position < back, -1)
             # under 2^31, so that the product stays under 2^63
             hashed = (hashed * 1_000_003 + earlier + 1) % (2**31 - 1)
-            mixed = hashed ^ (hashed >> 15)  # or an arithmetic progression would hit few rows
-            x = x + table(mixed % self.rows)
+            spread = hashed ^ (hashed >> 15)  # else ids in even steps would share few rows
+            x = x + table(spread % self.rows)
         return x
 
 

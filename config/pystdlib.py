@@ -30,5 +30,4 @@ learning_rate = 1e-2
 muon_lr_scale = 1.5
 beta1 = 0.8
 warmup_iters = 12
-min_lr = 2e-3
 eval_interval = 200

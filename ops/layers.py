@@ -13,6 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from base.configurator import UserError
 from ops import fast
 from ops.documents import Documents
 from ops.fast import at_least_float32
@@ -79,6 +80,9 @@ class FusedLinear(nn.Linear):
         super().__init__(n_in, sum(parts), bias=bias)
         self.parts = list(parts)
         self.heads = list(heads) + [1] * (len(self.parts) - len(heads))
+        for n, n_heads in zip(self.parts, self.heads, strict=True):
+            if n % n_heads:
+                raise UserError(f"FusedLinear: heads={n_heads} does not divide a part of {n} rows")
 
 
 class ShortConv(nn.Module):

@@ -143,7 +143,7 @@ class Muon(torch.optim.Optimizer):
 def step_of_matrices(weight: Tensor, rows: list[int], in_batches: bool = False) -> Tensor:
     """The step of a weight, at a learning rate of 1, each of its matrices by itself. rows: how many
     each has. in_batches: neighbours of equal shape are computed together, which is faster where
-    they are small, and rounds otherwise."""
+    they are small, and rounds differently."""
     steps = []
     start = 0
     for n, neighbours in itertools.groupby(rows):

@@ -226,6 +226,11 @@ def take_weights(model: GPT, weights: dict[str, torch.Tensor], path: str) -> lis
                 names = [f"blocks.{i}.{place}.{name}" for name in gate.state_dict()]
                 if not all(name in fitting for name in names):
                     check_new_gate(gate, place, lost, model.config.n_embd, path)
+    # new tables beside trained embeddings start at zero, so that the model computes what it did
+    if "wte.weight" in fitting:
+        for name in state:
+            if name.startswith("ngrams.") and name not in fitting:
+                state[name] = torch.zeros_like(state[name])
     model.load_state_dict(state | fitting)
     new_parameters = [name for name in state if name not in fitting]
     unused = [name for name in weights if name not in fitting]

@@ -17,7 +17,7 @@ class BenchConfig:
         [0, 1, 2, 3, 4, 5, 6, 7], "seeds of the part gaterun; each takes two minutes of nanoGPT"
     )
     recipes: list[str] = key(
-        ["record"], "recipes of the part gaterun (speed/gaterun.py), all, or all of its track lowest"
+        ["record"], "recipes of the part gaterun (speed/gaterun.py); all: those of its first track"
     )
     parts: list[str] = key(
         ["all"], "parts of the part gpu (speed/gpu.py), or all; with some, earlier rows stay"

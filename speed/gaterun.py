@@ -85,11 +85,8 @@ LOWEST = {  # of the second track: the lowest loss in 1.5 times nanoGPT's proces
 
 
 def gaterun(config: BenchConfig, rows: Rows) -> None:
-    names = []
-    for name in RECIPES | LOWEST:
-        of_set = "all" if name in RECIPES else "lowest"
-        if name in config.recipes or of_set in config.recipes:
-            names.append(name)
+    wanted = [*config.recipes, *(RECIPES if "all" in config.recipes else [])]
+    names = [name for name in RECIPES | LOWEST if name in wanted]
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(sys.stderr):
             pystdlib.main(

@@ -52,7 +52,7 @@ class ValueEmbeddings(GPT):
 
 
 class ValueResidual(GPT):
-    """Each later layer's values get half of the first layer's (Zhou et al. 2024)."""
+    """Values of later layers are the mean of their own and the first layer's (Zhou et al. 2024)."""
 
     def __init__(self, config):
         super().__init__(config)

@@ -12,10 +12,11 @@ import torch
 from conftest import ROOT
 
 import bench
+import model
 from data.pystdlib import prepare as pystdlib
 from data.shards import Dataset
 from keys import TrainConfig
-from model import GPT, GPTConfig, token_losses
+from model import GPT, MIXERS, MLPS, GPTConfig, token_losses
 from ops.recurrence import recurrent
 from speed import costs, gaterun, ideas, measure, rows
 from speed.config import BenchConfig
@@ -165,16 +166,32 @@ def test_a_recipe_that_the_gate_run_would_measure_otherwise_is_refused(words, cp
     assert "against=None" in helpers.error_of(bench.main, ["train"])
 
 
-@pytest.mark.parametrize("name", [*ideas.GPTS, *ideas.SIZES, *gaterun.RECIPES])
-def test_every_recipe_of_the_gate_run_learns_within_its_number_of_parameters(name, cpu, text, monkeypatch):
-    short = gaterun.RECIPES[name] + " --max_iters=4 --warmup_iters=1 --schedule=constant --decay_iters=None"
-    monkeypatch.setitem(gaterun.RECIPES, name, short)
+@pytest.fixture
+def edits_end_with_the_test(monkeypatch):
+    monkeypatch.setattr(model, "MIXERS", dict(MIXERS))
+    monkeypatch.setattr(model, "MLPS", dict(MLPS))
+
+
+ALL_RECIPES = gaterun.RECIPES | gaterun.LOWEST
+
+
+@pytest.mark.parametrize("name", ALL_RECIPES)
+def test_every_recipe_of_the_gate_run_learns_within_its_number_of_parameters(
+    name, cpu, text, monkeypatch, edits_end_with_the_test
+):
+    short = ALL_RECIPES[name] + " --max_iters=4 --warmup_iters=1 --schedule=constant --decay_iters=None"
+    monkeypatch.setattr(gaterun, "RECIPES", {name: short})
+    monkeypatch.setattr(gaterun, "LOWEST", {})
     row = gaterun.run_of(cpu, str(text), 0, name)
     assert row["steps"] == 4 and row["parameters"] <= gaterun.MOST_PARAMETERS
     assert row["val_loss"] < math.log(256)
 
 
-def test_ideas_of_the_gate_run_are_their_formulas():
+def test_ideas_belong_to_recipes():
+    assert ideas.GPTS.keys() | ideas.SIZES.keys() < gaterun.RECIPES.keys()
+
+
+def test_ideas_of_the_gate_run_are_their_formulas(edits_end_with_the_test):
     ideas.register()
     keys = dict(n_layer=2, n_embd=16, n_head=2, vocab_size=11, block_size=8, ngram_rows=5)
     idx = torch.arange(8)[None] % 11
@@ -193,9 +210,9 @@ def test_ideas_of_the_gate_run_are_their_formulas():
     x = torch.randn(3, 16, dtype=torch.float64)
     torch.testing.assert_close(squared(x), (x @ squared.up.weight.T).clamp(min=0) ** 2 @ squared.down.weight.T)
 
-    model = made(ideas.ValueEmbeddings, attention="value_embedded")
-    model(idx)
-    mixer, of_softmax = model.blocks[0].mixer, plain.blocks[0].mixer
+    embedded = made(ideas.ValueEmbeddings, attention="value_embedded")
+    embedded(idx)
+    mixer, of_softmax = embedded.blocks[0].mixer, plain.blocks[0].mixer
     x = torch.randn(1, 8, 16, dtype=torch.float64)
     added = mixer.project(x, None, 0).v - of_softmax.project(x, None, 0).v
     torch.testing.assert_close(added.flatten(2), mixer.of_ids(idx))

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from base.configurator import UserError
+from hub.export_hf import as_family
 from model import GPT, GPTConfig, NGrams
+from runs.resume import take_weights
 
 KEYS = dict(n_layer=2, n_embd=16, n_head=2, vocab_size=50_000, block_size=32, ngram_rows=97)
 
@@ -67,6 +69,47 @@ def test_ngrams_are_parameters_without_flops_and_others_start_as_without_them():
     for name, start in plain.state_dict().items():
         torch.testing.assert_close(started[name], start, rtol=0, atol=0)
     assert 0.015 < model.ngrams.tables[1].weight.std() < 0.025
+
+
+def test_ids_of_any_integer_type_and_rows_of_a_batch_that_are_chosen_anew_keep_their_ngrams():
+    torch.manual_seed(5)
+    model = GPT(GPTConfig(**KEYS)).double()
+    idx = torch.randint(50_000, (3, 9))
+    whole, _ = model.features(idx)
+    assert torch.equal(model.features(idx.int())[0], whole)
+    _, state = model.features(idx[:, :6], model.init_state(3, dtype=torch.float64))
+    order = torch.tensor([2, 0, 0])  # as a beam search does
+    state = [{name: tensor[order] for name, tensor in layer.items()} for layer in state]
+    x, _ = model.features(idx[order, 6:], state, 6)
+    torch.testing.assert_close(x, whole[order, 6:])
+
+
+def test_a_model_in_bfloat16_and_one_under_autocast_read_ngrams():
+    idx = torch.arange(12).view(2, 6)
+    model = GPT(GPTConfig(**KEYS))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(idx, idx).backward()
+    assert model.ngrams.tables[0].weight.grad.dtype == torch.float32
+    assert model.bfloat16().generate(idx, 3).shape == (2, 9)
+
+
+def test_tables_that_a_checkpoint_lacks_start_at_zero_and_change_nothing_at_first():
+    torch.manual_seed(6)
+    trained = GPT(GPTConfig(**KEYS | {"ngram_rows": 0}))
+    model = GPT(GPTConfig(**KEYS))
+    notes = take_weights(model, trained.state_dict(), "there")
+    assert "ngrams.tables.0.weight" in notes[1]
+    idx = torch.arange(12).view(2, 6)
+    assert torch.equal(model(idx), trained(idx))
+    again = GPT(GPTConfig(**KEYS))
+    take_weights(again, GPT(GPTConfig(**KEYS)).state_dict(), "there")
+    assert again.ngrams.tables[0].weight.abs().sum() > 0
+
+
+def test_a_family_of_transformers_has_no_ngrams():
+    model = GPT(GPTConfig(**KEYS, mlp="swiglu"))
+    with pytest.raises(UserError, match="ngram_rows=97"):
+        as_family(model.config, model.state_dict(), "llama")
 
 
 def test_every_row_learns_and_a_negative_number_of_rows_is_refused():

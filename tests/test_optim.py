@@ -6,6 +6,7 @@ import torch.nn as nn
 from small_models import off_its_start
 
 import train
+from base.configurator import UserError
 from model import GPT, MIXERS, GPTConfig
 from ops.layers import FusedLinear
 from runs.muon import COEFFICIENTS, Muon, matrices_of, orthogonalised, step_of_matrices
@@ -280,3 +281,8 @@ def test_groups_of_gates_change_no_step_while_their_keys_are_left_alone():
 
 def test_muon_for_gates_alone_is_refused(helpers):
     assert "is for optimizer='muon'" in helpers.error_of(train.TrainConfig, **SMALL, gate_optimizer="muon")
+
+
+def test_heads_that_do_not_divide_their_part_are_refused_in_a_line():
+    with pytest.raises(UserError, match="heads=3 does not divide a part of 8 rows"):
+        FusedLinear(4, [8, 8], heads=[3])
