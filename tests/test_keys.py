@@ -28,8 +28,8 @@ OTHER = dict(
     delta_sizes=[1, 4, 4, 4], beta_max=2.0, dropout=0.5,
     init="pytorch", attention="cosformer", position="none", rope_base=100.0, rope_scaling="ntk", rope_factor=3.0,
     rope_length=64, rope_restarts=False,
-    qk_norm=True, short_conv=3, expand=3, state_size=4,
-    ngram_rows=3, gate="headwise", gate_activation="tanh", gate_rank=2, gate_width=5, gate_input="static", gate_bias=0.5,
+    qk_norm=True, short_conv=3, expand=3, state_size=4, ngram_rows=3,
+    gate="headwise", gate_activation="tanh", gate_rank=2, gate_width=5, gate_input="static", gate_bias=0.5,
     readout_norm=["rms", "none"], norm_first=False, match_params=True,
     window="3", branch_scale=0.5, out_init_scale=0.5, levels=["log_linear", "merged"],
 )  # fmt: skip
