@@ -3,9 +3,9 @@ Does the order of the small recipes hold at 6 x 384? AdamW and Muon, without a g
 
 Muon's recipe of config/pystdlib.py without its n-grams, on the bytes of data/pylib: 10.7M parameters, 300 steps of
 4,096 tokens. A gated model has a narrower MLP, so that it has the parameters of the ungated one. In the gate run's
-small models Muon ends lower than AdamW, and a gate lowers the loss of Muon's. Muon's rate is that of 4 x 128, AdamW's is
-1e-3 with its usual beta1 of 0.9; none was chosen at this width. Two seeds decide nothing: all claims are exploratory,
-and say which way both seeds point.
+small models Muon ends lower than AdamW, and a gate lowers the loss of Muon's. Muon's rate is that of 4 x 128; AdamW
+has 1e-3 and its usual beta1 of 0.9. None was chosen at this width. Two seeds decide nothing: all claims are
+exploratory, and say which way both seeds point.
 """
 
 name = "width"
