@@ -321,3 +321,11 @@ def test_the_tables_of_the_gate_run_are_its_file_s_and_its_recipes_are_those_of_
         assert numbers in page
     theirs = stored["nanoGPT"]
     assert f"| nanoGPT | 2,000 | 1 | {theirs['val_loss']:.3f} | {theirs['spread']:.3f} |" in page
+
+    lowest = rows_of(GATERUN / "lowest.jsonl")
+    assert {name: row["command"] for name, row in lowest.items() if row.get("command")} == gaterun.LOWEST
+    for name in gaterun.LOWEST:
+        row = lowest[name]
+        time = row["cpu_seconds"] / lowest["nanoGPT"]["cpu_seconds"]
+        assert time < 1.5 and len(row["runs"]) == 3
+        assert f"| {name} | {row['steps']:,} | {time:.2f} | {row['val_loss']:.3f} | {row['spread']:.3f} |" in page
