@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 CEILINGS = {  # what: at most
     "kB: docs": 82,
-    "kB: prose of results": 62,
+    "kB: prose of results": 64,
     "kB: prose of results/bench": 8,
     "kB: results without generated pages": 16_000,
     "circles of imports": 0,
