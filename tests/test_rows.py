@@ -14,7 +14,7 @@ from base import configurator
 from base.rules import wrong_field
 from study import claims, report, runner, stats
 from study.plan import Plan
-from study.rows import ROW, read_rows
+from study.rows import ROW, read_rows, script_of
 
 
 def test_a_dry_run_lists_what_is_left():
@@ -125,3 +125,9 @@ def test_a_row_without_a_field_or_with_one_of_a_wrong_type_is_one_line(tmp_path,
         write_rows(tmp_path, [{key: value for key, value in row.items() if key != name}])
         assert "line 1: damaged" in helpers.error_of(read_rows, tmp_path)
     assert read > len(ROW)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "data").glob("*/prepare.py")), ids=lambda path: path.parent.name)
+def test_every_prepare_script_has_what_an_experiment_asks_of_it(path):
+    script = script_of(path.parent.name)
+    assert isinstance(script.VERSION, int) and dataclasses.is_dataclass(script.Config) and callable(script.main)

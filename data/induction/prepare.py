@@ -29,10 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import key
+from data import drawn
 from data.drawn import INDUCTION_IDS, LONGEST, induction, random_bits, sources_of
 from data.writing import Output, write_drawn
 
 GENERATOR = "data/induction/prepare.py"
+VERSION = drawn.VERSION  # which rows of an experiment have
 KNOWN = 4  # tokens of a repeat that stand before a copy that counts
 
 

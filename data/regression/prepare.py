@@ -44,10 +44,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import key
+from data import drawn
 from data.drawn import LONGEST, WEIGHTS, X_LEVELS, rows
 from data.writing import Output, write_drawn
 
 GENERATOR = "data/regression/prepare.py"
+VERSION = drawn.VERSION  # which rows of an experiment have
 KNOWN = 6  # examples that stand before a y that counts
 
 

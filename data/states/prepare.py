@@ -37,10 +37,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from base import configurator
 from base.configurator import UserError, key
+from data import drawn
 from data.drawn import LONGEST, STATES, TASKS, rows
 from data.writing import Output, write_drawn
 
 GENERATOR = "data/states/prepare.py"
+VERSION = drawn.VERSION  # which rows of an experiment have
 
 
 @dataclass
