@@ -86,7 +86,7 @@ data/pystdlib/meta.json: | .venv/.installed
 	$(PY) data/pystdlib/prepare.py
 
 out/pystdlib/.trained: | .venv/.installed data/pystdlib/meta.json
-	$(PY) train.py config/pystdlib.py --init_from=auto
+	$(PY) train.py config/pystdlib.py --init_from=auto --eval_whole=false
 	@touch $@
 
 out/smollm2/model.gguf: | .venv/.installed-model
