@@ -62,6 +62,8 @@ class ValueResidual(GPT):
 
 
 class ResidualValues(Softmax):
+    """The mixer of ValueResidual, which sets `first` in every layer but the first."""
+
     first: list = []
 
     def project(self, x, state, start, document=None):
