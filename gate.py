@@ -1,9 +1,9 @@
 """The gate: y' = act(y, g), where g is a linear function of the layer's normed input.
 
-    gate = "none", or terms joined by +: "native", GRANULARITY (on the readout), GRANULARITY@POSITION
-
-Layers may differ, with a comma: "native,headwise@value+scalar". The granularities are those of Gate,
-the positions those of POSITIONS.
+The key `gate` is "none", or terms joined by +: native (the published gate), GRANULARITY (a gate on
+the readout), GRANULARITY@POSITION (a gate elsewhere). Layers may differ, with a comma:
+"native,headwise@value+scalar". The granularities are those of Gate, the positions those of
+POSITIONS.
 
 A new activation is one line in GATE_ACTIVATIONS. A new position is one line in POSITIONS, and the
 call `self.gated(position, y, x)` where mixer.py or model.py computes the y that it gates.
@@ -73,7 +73,7 @@ class Gate(nn.Module):
         size = math.prod(self.shape)
         self.activation = native or config.gate_activation
         self.static_start = config.gate_bias or 0.0
-        self.width = None if native else config.gate_width  # channels of x that W reads
+        self.x_width = None if native else config.gate_width  # channels of x that W reads
         self.down = None
         self.proj = None
         self.static = None
@@ -84,8 +84,8 @@ class Gate(nn.Module):
         else:
             rank = native_rank if native else config.gate_rank
             if rank:
-                self.down = nn.Linear(self.width or config.n_embd, rank, bias=False)
-            n_in = rank or self.width or config.n_embd
+                self.down = nn.Linear(self.x_width or config.n_embd, rank, bias=False)
+            n_in = rank or self.x_width or config.n_embd
             if native:
                 self.proj = nn.Linear(n_in, size, bias=False)
             else:
@@ -104,8 +104,8 @@ class Gate(nn.Module):
         static."""
         if self.static is not None:
             return self.static.unflatten(-1, self.shape)
-        if self.width is not None:
-            x = x[..., : self.width]
+        if self.x_width is not None:
+            x = x[..., : self.x_width]
         if self.down is not None:
             x = self.down(x)
         return self.proj(x).unflatten(-1, self.shape)
@@ -180,7 +180,7 @@ def check_gate(name: str, mixer, config, gate: LayerGate) -> None:
 
 
 def reason_against(granularity: str, position: str, mixer, config) -> str:
-    """Why there can be no such gate; nothing where it can."""
+    """The reason why this gate is refused, or ""."""
     norm = mixer.norm_of(config)
     activation = config.gate_activation
     start = config.gate_bias or 0.0
@@ -196,13 +196,14 @@ def reason_against(granularity: str, position: str, mixer, config) -> str:
     is_in_denominator = norm == "denominator" and position in ("query", "key", "denominator")
     if is_in_denominator and not is_positive(activation):
         return f"gate_activation={activation!r} can make its denominator negative"
-    # a norm cancels a factor that all of its inputs share, and so does a denominator
+    # a norm cancels a factor that all of its inputs share, and so does a denominator. A gate on the
+    # readout comes after a denominator, one on the query before it
     is_before_norm = False
     if position == "readout":
         is_before_norm = norm not in ("none", "denominator") and not config.norm_first
     elif position == "query":
         is_before_norm = norm != "none" and mixer.is_linear_in_query
-    # whose factor is the same for all inputs of one norm
+    # the granularities that have one factor for all inputs of a norm
     cancelled = ("scalar",) if mixer.norms_heads_together else ("scalar", "headwise")
     if is_before_norm and granularity in cancelled and is_factor(activation):
         return "has no effect, because a norm behind it cancels a factor that its inputs share"

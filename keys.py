@@ -525,15 +525,15 @@ class TrainConfig(GPTConfig):
             raise UserError(
                 f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.schedule!r}"
             )
-        if self.steps_of_save % self.eval_interval and self.eval_interval % self.steps_of_save:
+        if self.save_every % self.eval_interval and self.eval_interval % self.steps_of_save:
             raise UserError(
                 f"save_interval={self.save_interval}: must be a multiple of "
                 f"eval_interval={self.eval_interval}, or divide it"
             )
-        if self.keep_interval is not None and self.keep_interval % self.steps_of_save != 0:
+        if self.keep_interval is not None and self.keep_interval % self.save_every != 0:
             name = "eval_interval" if self.save_interval is None else "save_interval"
             raise UserError(
-                f"keep_interval={self.keep_interval}: a checkpoint is saved every {name}={self.steps_of_save} "
+                f"keep_interval={self.keep_interval}: a checkpoint is saved every {name}={self.save_every} "
                 "steps; give a multiple of that"
             )
         if self.keep_last is not None and self.keep_interval is None:
@@ -542,7 +542,7 @@ class TrainConfig(GPTConfig):
             )
 
     @property
-    def steps_of_save(self) -> int:
+    def save_every(self) -> int:
         """Steps between checkpoints."""
         return self.save_interval or self.eval_interval
 

@@ -1,8 +1,8 @@
 """What all mixers share: gates, the recurrence, the readout's norm, the output projection, the
 state of decoding.
 
-A mixer is a subclass of `Mixer` (model.py, variants.py), which declares what was published and makes
-q, k and v of x.
+A mixer is a subclass of `Mixer` (model.py, variants.py), which declares the norm and the gate that
+its paper has, and makes q, k and v of x.
 """
 
 import inspect
@@ -22,7 +22,8 @@ from ops.fast import at_least_float32
 from ops.layers import Angles, ResidualLinear, RMSNorm, ShortConv
 
 DENOMINATOR_MIN = 1e-6
-# {readout_norm: class}. gate.reason_against counts on that each cancels a factor on all of its inputs
+# {readout_norm: class}. gate.reason_against relies on this: each cancels a factor that all of its
+# inputs share
 READOUT_NORMS = {"rms": RMSNorm}
 
 
@@ -52,17 +53,19 @@ class Mixer(nn.Module):
     """q, k, v -> gates on them -> recurrence or softmax -> norm and gates of the readout -> output
     projection.
 
-    A subclass declares what was published (the class attributes) and computes q, k and v from x
+    A subclass declares what its paper has (the class attributes) and computes q, k and v from x
     (`project`). `y = mixer(x, state=None, start=0, document=None)`: x and y are (B, T, C), and
     start is the position of x[:, 0]. state: None for a text read in one call; otherwise what
-    `init_state` made, which every call updates in place. document: of packed rows the Documents
-    (ops/documents.py) that GPT.features makes of its tensor of that name; each document is then
-    read as if it were alone, without a state. None: a row is one text.
+    `init_state` made, which every call updates in place.
+
+    document: None where a row is one text. For packed rows it is a Documents (ops/documents.py),
+    which GPT.features makes of the tensor (B, T) that it takes under the same name. Each document
+    is then read as if it were alone, without a state.
     """
 
     layer = 0  # the index of the mixer's layer, which GPT sets
 
-    # what was published
+    # what its paper has
     published_norm = "none"  # of the readout: none, rms or denominator (the sum of the weights)
     # whether the readout's RMSNorm takes all heads together, with a weight for every channel; else
     # each head is normed on its own, and all have one weight
@@ -71,7 +74,9 @@ class Mixer(nn.Module):
     native_gate: tuple[str, str] | None = None
     A_range = (1.0, 16.0)  # of A at the start, where a parameter A_log has its logarithm
 
-    # what is true of the mixer; `make check MIXER=NAME` tests each (docs/mixers.md). A class with a
+    longest: int | None = None  # the largest block_size that it takes (None: any)
+
+    # what is true of the mixer; `make check MIXER=NAME` tests it (docs/mixers.md). A class with a
     # `read` or `forward` of its own has other defaults (__init_subclass__)
     past_block_size = "goes on"  # what decoding does there: "goes on", "rolls" a window, or "ends"
     is_linear_in_query = True  # a factor on q is a factor on the readout, before its norm
@@ -79,21 +84,20 @@ class Mixer(nn.Module):
     # whether the key `levels` (log-linear attention, ops/levels.py) may split the state into one for
     # each of log2(T) blocks of the past
     has_levels = True
-    # true: `read` takes packed rows as they are, and keeps their documents apart, as the recurrence
-    # does, which forgets its state where one begins. false: `read` is called once for each length
-    # of document, with the documents of that length as its rows
+    # of packed documents. false: `read` is called once for each length of document, with the
+    # documents of that length as its rows. true: `read` gets the packed rows, and keeps their
+    # documents apart by p.document, as the recurrence does: it forgets its state where one begins
     reads_packed = True
     tolerance = 0.0  # how much later tokens may change earlier logits by rounding (an FFT does)
-    longest: int | None = None  # the largest block_size that it takes (None: any)
     # steps of the recurrence for a token: all that `project` returns is sub_tokens * T long
     sub_tokens = 1
     flops_per_entry = 5  # of S, for a token: 2 to write it, 2 to read it, 1 for its decay
     flops_per_level = 3  # of an entry of one level's state: 2 to read it, 1 for its decay
 
     def __init_subclass__(cls):
-        """A class that defines `read` or `forward` has another readout than its parents. It does not
-        inherit the four attributes below, or the meters would be wrong: they are False
-        (explicit_weights None), unless the class sets them itself."""
+        """A class that defines `read` or `forward` has another readout than its parents, and what
+        they declare of theirs may not hold. Unless it sets them itself, is_linear_in_query,
+        has_levels and reads_packed are False, and explicit_weights is None."""
         super().__init_subclass__()
         own = vars(cls)
         if "read" in own or "forward" in own:
@@ -135,7 +139,7 @@ class Mixer(nn.Module):
         self.n_head = max(query[0], value[0])
         self.key_width = query[1]
         self.value_width = value[1]
-        # it looks for an installed package, which torch.compile could not trace in `read`
+        # asked here: in `read` torch.compile could not trace the search for an installed package
         self.has_fla = config.kernels != "torch" and kernels.has_fla()
         self.form = ""  # of the recurrence, in the last call; train.py prints it
         self.angles: Angles | None = None  # of the positions, where a mixer asks for them
@@ -146,18 +150,18 @@ class Mixer(nn.Module):
         self.gates = nn.ModuleDict()
         self.before_norm = []
         self.after_norm = []
+        sides = {"before norm": self.before_norm, "after norm": self.after_norm}
         if gate.native and self.native_gate:
             activation, place = self.native_gate
             shape = POSITIONS["readout"](self)
             native = Gate(config, "elementwise", *shape, native=activation, native_rank=native_rank)
             self.gates["native"] = native
-            its_side = self.before_norm if place == "before norm" else self.after_norm
-            its_side.append(native)
+            sides[place].append(native)
         for position, granularity in gate.positions.items():
             self.gates[position] = Gate(config, granularity, *POSITIONS[position](self))
         if "readout" in self.gates:
-            its_side = self.after_norm if config.norm_first else self.before_norm
-            its_side.append(self.gates["readout"])
+            place = "after norm" if config.norm_first else "before norm"
+            sides[place].append(self.gates["readout"])
 
         self.norm_kind = self.norm_of(config)
         self.norm = None
@@ -172,7 +176,8 @@ class Mixer(nn.Module):
         self.out_proj.start_scale = config.out_init_scale
 
     def init_parameter(self, name, start, generator):
-        """The start of a decay exp(-A softplus(. + dt_bias)) as in Dao & Gu 2024, and of D."""
+        """How the parameters A_log, dt_bias and D of a subclass start: those of a decay
+        exp(-A softplus(. + dt_bias)), and D, as in Dao & Gu 2024."""
         if name == "A_log":
             start.uniform_(*self.A_range, generator=generator).log_()
         elif name == "dt_bias":
@@ -212,8 +217,8 @@ class Mixer(nn.Module):
             o = gate(o, x)
         if self.config.branch_scale != 1:
             o = self.config.branch_scale * o
-        # behind norms and gates o is float32, even where the model's own weights are in half
-        # precision: cast it to them. Under autocast they are float32, and the product casts both
+        # norms and gates give float32. If the model's own weights are in half precision, o is cast to
+        # their dtype. (Under autocast weights are float32, and the product casts both)
         if self.out_proj.weight.itemsize < 4:
             o = o.to(self.out_proj.weight.dtype)
         y = self.out_proj(o.flatten(2))  # (B, T, C)
@@ -327,7 +332,7 @@ class Mixer(nn.Module):
         shapes = self.state_shapes(batch_size, length or self.config.block_size)
         for path, conv in self.named_modules():
             if isinstance(conv, ShortConv) and conv.width:
-                conv.state_name = path
+                conv.state_name = path  # where its forward finds its past
                 shapes[path] = (batch_size, conv.width - 1, conv.channels)
         return {
             name: torch.zeros(shape, device=device, dtype=dtype) for name, shape in shapes.items()

@@ -41,13 +41,15 @@ class Softmax(Mixer):
     has more subclasses.
     """
 
-    # Mixer explains these (mixer.py)
+    # explained in Mixer (mixer.py)
     past_block_size = "rolls"
     is_linear_in_query = False  # a factor on q changes the temperature of the softmax
     has_positive_weights = True
+
+    # of softmax alone
     qkv_bias = False
     rope_fraction = 1.0  # share of a head's channels that RoPE turns: the first ones
-    bias: Callable | None = None
+    bias: Callable | None = None  # a subclass's bias(self, i, j), see above
     is_written_out = False  # true: `attend` makes the (T, T) weights
 
     def __init__(self, config, gate):
@@ -61,8 +63,9 @@ class Softmax(Mixer):
         if config.qk_norm:
             self.q_norm = RMSNorm(D, eps=config.norm_eps)
             self.k_norm = RMSNorm(D, eps=config.norm_eps)
-        # position may be a pattern over the layers, such as rope,none. `project` looks up the word
-        # of this layer: self.layer is not known here, since GPT sets it after all layers are made
+        # position may be a pattern over the layers, such as rope,none. `project` looks up the entry
+        # of this layer (word_of): self.layer is not known here, since GPT sets it after all layers
+        # are made
         if "rope" in config.position:
             # cos and sin, made at the first call; GPT lets layers of equal settings share them
             self.angles = layers.Angles(
@@ -81,9 +84,10 @@ class Softmax(Mixer):
             q = self.q_norm(at_least_float32(q))
             k = self.k_norm(at_least_float32(k))
         if word_of(self.config.position, self.layer) == "rope":
-            restarts = document if self.config.rope_restarts else None
-            q = layers.rotate(q, start, self.angles, restarts)
-            k = layers.rotate(k, start, self.angles, restarts)
+            # RoPE counts from the start of each document, or of the row
+            of_rope = document if self.config.rope_restarts else None
+            q = layers.rotate(q, start, self.angles, of_rope)
+            k = layers.rotate(k, start, self.angles, of_rope)
         return Projection(q.to(v.dtype), k.to(v.dtype), v)
 
     def read(self, p, state, start):
@@ -93,7 +97,8 @@ class Softmax(Mixer):
         needs_mask = self.bias is not None or self.is_written_out
         if state is not None:
             window = self.cache_size
-            in_order = T > 1 or needs_mask  # by position, as j below; else as the ring has them
+            # keys by position, as j below; else in the order of the cache, which is a ring
+            in_order = T > 1 or needs_mask
             k = layers.remember(state["k"], k, start, in_order)  # (B, Hk, S, D)
             v = layers.remember(state["v"], v, start, in_order)
         S = k.shape[2]
@@ -127,7 +132,8 @@ class Softmax(Mixer):
 
     def attend(self, q, k, v, mask: torch.Tensor | None, p: Projection) -> torch.Tensor:
         """q (B, H, T, D), k and v (B, Hk, S, D) -> the readout (B, H, T, D). Without a mask a text
-        is read causally, and a single query sees all keys."""
+        is read causally, and a single query sees all keys. p: what `read` got, for subclasses (sinks,
+        XSA)."""
         return layers.attention(q, k, v, mask)
 
     def explicit_weights(self, p):
@@ -155,8 +161,8 @@ class Softmax(Mixer):
         return {"k": shape, "v": shape}
 
     def flops_per_token(self, T: int) -> float:
-        """FLOPs for one token: scores and weighted sum over the keys that a query sees: min(t, most)
-        at token t = 1, ..., T, of which this takes the mean."""
+        """FLOPs for one token: scores, and the weighted sum. The query at t = 1, ..., T sees
+        min(t, most) keys; mean_keys is the mean over t."""
         most = min(T, self.window or T)
         mean_keys = most - most * (most - 1) / (2 * T)
         return 2 * 2 * self.n_head * self.value_width * mean_keys
@@ -176,10 +182,10 @@ class Softmax(Mixer):
 
 class CosFormer(Mixer):
     """cosFormer (Qin et al. 2022): weight_ij = relu(q_i) . relu(k_j) * cos(pi/2 (i - j) / M),
-    divided by their sum.
+    divided by the sum of the weights over j.
 
     M is block_size and not the length of the input, so that the output of a token does not depend
-    on later tokens. Past M the cosine would turn negative, so positions past it raise. With the
+    on later tokens. Past M the cosine would turn negative: such a position raises UserError. With the
     features [q cos, q sin], of width 2D, it is the plain recurrence: cos(a - b) = cos a cos b +
     sin a sin b.
     """
@@ -249,7 +255,8 @@ class GLA(Mixer):
 class Mamba2(Mixer):
     """Mamba-2 (Dao & Gu 2024): S_t = exp(-dt_t A) S_{t-1} + k_t (dt_t v_t)^T, o_t = q_t S_t + D v_t.
 
-    A, dt and D are one number a head; q and k are shared by all heads. q, k and v are C, B and x there.
+    A, dt and D are one number a head; q and k are shared by all heads. The paper calls q, k and v
+    C, B and x.
     """
 
     published_norm = "rms"
@@ -261,7 +268,7 @@ class Mamba2(Mixer):
         H, Dv, N = config.expand * config.n_head, config.head_dim, config.state_size
         super().__init__(config, gate, query=(1, N), key=(1, N), value=(H, Dv))
         self.split = [H * Dv, N, N]
-        self.in_proj = FusedLinear(config.n_embd, [*self.split, H], heads=[H])  # of v alone
+        self.in_proj = FusedLinear(config.n_embd, [*self.split, H], heads=[H])  # v has H heads
         self.conv = make_conv(config, sum(self.split), published_width=4, bias=True)
         # Mixer.init_parameter has their starts
         self.dt_bias = nn.Parameter(torch.empty(H))
@@ -305,8 +312,8 @@ class DeltaNet(Mixer):
         self.split = [Hk * Dk, n * Hk * Dk, n * H * Dv]  # q, k, v
         of_beta = self.beta_widths(config)
         of_dt = [H] if self.decay == "head" else []
-        self.parts = [sum(self.split), sum(of_beta), *of_dt]
-        # the same rows, matrix by matrix: Muon steps each by itself
+        self.parts = [sum(self.split), sum(of_beta), *of_dt]  # how project cuts in_proj's output
+        # in_proj's rows, matrix by matrix (q, n of k, n of v): Muon steps each by itself
         of_qkv = [Hk * Dk] * (1 + n) + [H * Dv] * n
         heads = [Hk] * (1 + n) + [H] * n
         self.in_proj = FusedLinear(config.n_embd, of_qkv + of_beta + of_dt, heads=heads)
@@ -375,7 +382,7 @@ MIXERS = {
 
 
 def check_layers(config: GPTConfig) -> None:
-    """Raises UserError for layers, MLPs, gates and norms that are not there or don't fit
+    """Raises UserError for layers, MLPs, gates and norms that do not exist, or do not fit
     together."""
     check_choice("mlp", config.mlp, MLPS)
     check_choice("gate_activation", config.gate_activation, GATE_ACTIVATIONS)
@@ -451,7 +458,7 @@ MLPS = {"gelu": MLP, "gelu_tanh": MLP, "swiglu": SwiGLU, "none": None}
 
 def mlp_width(config: GPTConfig, mixer: Mixer) -> int:
     """The hidden width of the MLP beside this mixer. An MLP of any kind has as many parameters as a
-    GELU MLP of width mlp_ratio * n_embd, and with match_params so many fewer as the mixer's gates
+    GELU MLP of width mlp_ratio * n_embd, and with match_params as many fewer as the mixer's gates
     have. Raises UserError if no width is left."""
     n = MLPS[config.mlp].n_matrices
     hidden = round(config.mlp_ratio * config.n_embd * 2 / n)
@@ -500,8 +507,8 @@ class NGrams(nn.Module):
     """Embeddings of the last two, three and four tokens, which GPT adds to the token's own, after
     the Byte Latent Transformer (Pagnoni et al. 2024).
 
-    An n-gram is hashed to a row of its table, which it shares with others. They cost a lookup, and
-    spare the first layers of a small model of bytes or characters that work.
+    An n-gram is hashed to a row of its table, which it shares with others. A table costs one lookup
+    a token. In a small model of bytes or characters the first layers need not learn these n-grams.
     """
 
     longest = 4  # tokens of an n-gram
@@ -527,12 +534,13 @@ class NGrams(nn.Module):
         hashed = ids[:, -T:]  # int64, whatever idx is
         for back, table in enumerate(self.tables, start=1):
             begin = self.longest - 1 - back
-            earlier = ids[:, begin : begin + T]  # the token so many places before
+            earlier = ids[:, begin : begin + T]  # the token `back` places before
             if documents is not None:
                 earlier = earlier.masked_fill(documents.position < back, -1)
             # under 2^31, so that the product stays under 2^63
             hashed = (hashed * 1_000_003 + earlier + 1) % (2**31 - 1)
-            spread = hashed ^ (hashed >> 15)  # else ids in even steps would share few rows
+            # mixes in the high bits: else ids at equal distances would share few rows
+            spread = hashed ^ (hashed >> 15)
             x = x + table(spread % self.rows)
         return x
 
@@ -571,7 +579,8 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """How every parameter starts. s = 0.02.
+        """How every parameter starts. s = 0.02. The first two rows win; init="pytorch" replaces the
+        next two; the last row comes on top.
 
         | module, parameter          | start                                           |
         |----------------------------|-------------------------------------------------|
@@ -579,12 +588,12 @@ class GPT(nn.Module):
         | RMSNorm, LayerNorm         | 1, biases 0                                     |
         | Linear, Embedding          | N(0, s), biases 0                               |
         | ResidualLinear             | N(0, s / sqrt(2 n_layer))                       |
-        | init="pytorch": weights    | U(-1/sqrt(fan_in), 1/sqrt(fan_in))              |
+        | init="pytorch": Linear     | U(-1/sqrt(fan_in), 1/sqrt(fan_in))              |
         | init="pytorch": Embedding  | N(0, 1)                                         |
         | a mixer's out_proj         | out_init_scale times what these rules give      |
 
-        init_parameter fills the tensor `start`, which holds the constructor's values. Raises
-        UserError for a parameter without a rule.
+        init_parameter writes the first values into the tensor `start`, which holds the constructor's
+        (elsewhere start is a position). Raises UserError for a parameter without a rule.
 
         Each draw depends on (seed, name of the parameter) alone: two models of one seed start with
         the same weights wherever both have the parameter, so that a gated model starts where the
@@ -645,7 +654,7 @@ class GPT(nn.Module):
             check_documents(self.config)
             documents = Documents(document)
             position = documents.position
-            options["document"] = documents
+            options["document"] = documents  # mixers get the object, not the tensor
         x = self.wte(idx)
         if self.wpe is not None:
             if end > self.config.block_size:
@@ -780,6 +789,6 @@ class GPT(nn.Module):
         gates = self.gate_parameters()
         for name, p in self.named_parameters():
             if p.requires_grad:
-                is_vector = p.dim() < 2
-                groups[2 * (p in gates) + is_vector]["params"].append((name, p))
+                i = (2 if p in gates else 0) + (1 if p.dim() < 2 else 0)  # in the order above
+                groups[i]["params"].append((name, p))
         return [group for group in groups if group["params"]]

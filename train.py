@@ -8,16 +8,17 @@ the run), metrics.jsonl (one object per line), ckpt.pt (the last checkpoint) and
 lowest validation loss). The batch and the dropout of a step depend on (seed, step) alone, and not
 on the number of processes, on evaluations or on restarts.
 
---init_from=resume goes on from out_dir/ckpt.pt, and ends with the bits of a run that was never
-stopped. Keys that you do not give are the checkpoint's. --init_from=auto resumes if out_dir has a
-ckpt.pt, and otherwise starts. --init_from=out/other starts a new run from the weights and the model keys of
-another run (docs/gates.md adds a gate in this way).
+--init_from=resume goes on from out_dir/ckpt.pt, and ends with exactly the numbers of a run that was
+never stopped. Keys that you do not give are the checkpoint's. --init_from=auto resumes if out_dir
+has a ckpt.pt, and otherwise starts from scratch. --init_from=out/other starts a new run from the
+weights and the model keys of another run (docs/gates.md adds a gate in this way).
 
 --dry_run=true prints the memory, time and disk that the run takes, and does nothing else.
 
 SIGTERM, Ctrl-C, SIGHUP and SIGUSR1 save, and exit with status 128 plus the signal's number. A
-checkpoint is saved every save_interval steps, by default as often as an evaluation is made, and
-before it. If the loss or a gradient is not finite, the run exits with status 1.
+checkpoint is saved every save_interval steps, by default just before each evaluation. If the loss
+or a gradient is not finite, the run exits with status 1 (in float16 a gradient that overflows only
+skips its step).
 
 The loop is `train`. To change the optimizer edit make_optimizers, the loss GPT.loss in model.py; to
 log another number add it to `row` in the loop, and to log elsewhere see runs/loggers.py.
@@ -26,7 +27,7 @@ log another number add it to `row` in the loop, and to log elsewhere see runs/lo
 from base import configurator
 from keys import GPTConfig, TrainConfig, model_args
 
-# imports no torch: a slip in the command line is told at once
+# before torch is imported, so that a mistake in the command line is reported at once
 configurator.begin(__name__, TrainConfig)
 
 import dataclasses
@@ -67,8 +68,8 @@ from runs.outdir import OutDir, code_sha256
 from runs.probe import first_rows, training_meters
 from runs.resume import Start, check_same_start, open_data, restore, take_weights, where_to_start
 
-READ_AHEAD = 2  # the steps whose batches are read while a step computes
-# tokens of a batch of an evaluation; measured: twice as many take 1.1 to 1.3 times as long a token
+READ_AHEAD = 2  # how many steps ahead batches are read
+# tokens per batch of an evaluation; with twice as many each took 1.1 to 1.3 times as long
 EVALUATED_AT_ONCE = 8192
 
 # -- What a step takes: its rate, the optimizers, its batches, its loss ----------------------------
@@ -81,15 +82,16 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     (Haegele et al. 2024). cosine falls to a tenth, as nanoGPT's.
     """
     highest = config.learning_rate
-    start = config.warmup_iters
+    warmup = config.warmup_iters
     end = config.max_iters
-    if step < start:
-        return highest * (step + 1) / (start + 1)
+    if step < warmup:
+        return highest * (step + 1) / (warmup + 1)
     if config.schedule == "constant":
         return highest
+    decay_start = warmup
     if config.schedule == "wsd":
-        start = max(start, end - (config.decay_iters or max(1, end // 5)))
-    progress = max(0.0, min(1.0, (step - start) / max(1, end - start)))
+        decay_start = max(warmup, end - (config.decay_iters or max(1, end // 5)))
+    progress = max(0.0, min(1.0, (step - decay_start) / max(1, end - decay_start)))
     left = 0.5 * (1 + math.cos(math.pi * progress))
     lowest = highest / 10
     if config.schedule == "wsd":
@@ -115,8 +117,8 @@ def make_optimizers(
     )
     if config.optimizer == "adamw":
         return [torch.optim.AdamW(groups, **adamw)]
-    # {weight: the rows of each matrix that is fused in it}
     with_gates = config.gate_optimizer != "adamw"
+    # {weight: the rows of each matrix in it}; a FusedLinear's weight has several
     matrices = matrices_of(model, with_gates, config.muon_split)
     for_muon = []
     for_adamw = []
@@ -238,7 +240,7 @@ class Run:
     step_model: torch.nn.Module  # what a step calls: the model, compiled or DDP's
     optimizers: list
     scaler: torch.amp.GradScaler
-    tokens_per_step: int  # a mean, as the FLOPs are
+    tokens_per_step: int  # the mean, where rows differ in length
     flops_per_token: float  # of training: three times those of the forward pass
     peak: tuple[float, str]  # FLOP/s that a device can reach, how that is known
     # the first step whose loss or gradient (in float16: whose loss) was not finite; -1 if none. A
@@ -251,9 +253,9 @@ class Run:
     eval_tokens: int | None = None  # that an evaluation reads; None: all
     best_val_loss: float = math.inf
     evaluations: list[dict] = dataclasses.field(default_factory=list)
-    seconds_before: float = 0.0  # that it took before it was stopped, with its evaluations
-    started: float = 0.0  # perf_counter() at this start, less seconds_before
-    eval_seconds: float = 0.0  # those of evaluations among them, over all starts
+    seconds_before: float = 0.0  # of earlier starts, evaluations included
+    started: float = 0.0  # perf_counter() when this start began, less seconds_before
+    eval_seconds: float = 0.0  # of evaluations, over all starts; a part of perf_counter() - started
 
 
 class Stopped(Exception):
@@ -295,13 +297,13 @@ def train(run: Run) -> None:
         if signal_number:
             exit_by_signal(run, signal_number)
 
-        # save and evaluate, each in its interval and behind the last step; save first, so that a kill
+        # save and evaluate, each in its interval and after the last step; save first, so that a kill
         # during the evaluation loses nothing
-        is_last = step == config.max_iters  # behind the last update: saves, evaluates, and ends
+        is_last = step == config.max_iters  # after the last update: saves, evaluates, and ends
         evaluates_now = is_last or step % config.eval_interval == 0
         if saves_now(run):
             check_and_save(run)
-        # a run that goes on may have the row of this step
+        # a resumed run may have the row of this step
         if evaluates_now and step not in [row["step"] for row in run.evaluations]:
             evaluate_and_save_the_best(run)
         if evaluates_now and (is_last or is_solved(run)):
@@ -327,20 +329,19 @@ def train(run: Run) -> None:
         if step == first_step:
             check_all_are_used(model)
             if processes.is_main:
-                for line in forms_that_ran(model):
+                for line in forms_that_ran(model):  # of the recurrence: fla's kernels or PyTorch
                     print(line)
         for optimizer in optimizers:
             scaler.unscale_(optimizer)
         grad_norm = parallel.clip_gradients(model, config.grad_clip)
 
-        # update, if this step and all before it are finite: is_good guards this step, run.bad_step
-        # the later ones, and the next log ends the run. In float16 an infinite gradient with a finite
-        # loss only means that the loss scale was too high: this step alone is skipped, and
-        # scaler.update lowers the scale, since unscale_ has found the overflow. step_if takes the
-        # place of scaler.step, which would wait for the GPU
+        # update, unless this step or an earlier one is bad. run.bad_step keeps the first bad step,
+        # and the next log ends the run. In float16 an infinite gradient of a finite loss is not bad,
+        # the loss scale was too high: this step alone is skipped, and scaler.update lowers the scale,
+        # since unscale_ found the overflow. step_if is scaler.step without its wait for the GPU
         is_good = (loss + grad_norm).isfinite()
-        goes_on = loss.isfinite() if scaler.is_enabled() else is_good
-        run.bad_step = torch.where((run.bad_step < 0) & ~goes_on, step, run.bad_step)
+        is_bad = ~loss.isfinite() if scaler.is_enabled() else ~is_good
+        run.bad_step = torch.where((run.bad_step < 0) & is_bad, step, run.bad_step)
         for optimizer in optimizers:
             step_if(optimizer, is_good & (run.bad_step < 0))
         scaler.update()
@@ -373,7 +374,7 @@ def train(run: Run) -> None:
 def saves_now(run: Run) -> bool:
     """Whether this step saves a checkpoint."""
     is_last = run.step == run.config.max_iters
-    return is_last or run.step % run.config.steps_of_save == 0
+    return is_last or run.step % run.config.save_every == 0
 
 
 def is_solved(run: Run) -> bool:
@@ -410,8 +411,9 @@ def mfu(run: Run, tokens_per_second: float) -> float:
 
 
 def sample_size(run: Run, max_iters: int, eval_interval: int) -> int | None:
-    """How many tokens of the validation split an evaluation reads (None: all): eval_tokens. A run
-    shorter than eval_interval is a trial, and reads at most a tenth as many as it trains on."""
+    """eval_tokens, how many tokens of the validation split an evaluation reads (None: all). A run of
+    fewer steps than eval_interval is a trial, and reads at most a tenth as many as it trains on. The
+    two numbers are arguments since make_run also asks for those of the checkpoint."""
     tokens = run.config.eval_tokens
     if tokens is None or max_iters >= eval_interval:
         return tokens
@@ -502,6 +504,7 @@ def check_and_save(run: Run) -> None:
     fail_if_not_finite(run)
     model, processes = run.model, run.processes
     inputs, _ = first_rows(run.dataset.parts[0], "val", 1, run.config.block_size)
+    # eager code, in which hooks are called
     with parallel.eager(model), torch.no_grad(), autocast(processes.device_type, run.dtype):
         model.eval()
         hidden, _ = model.features(inputs.to(processes.device))
@@ -585,17 +588,18 @@ def finish(run: Run) -> None:
     n_labels = counts.get("labels", counts["tokens"])
     last = run.evaluations[-1]
     was_sampled = run.eval_tokens is not None and run.eval_tokens < counts["tokens"]
+    # an estimate of what all of the split takes
     seconds_of_whole = last.get("seconds", 0.0) * n_labels / last["labels"]
     seconds_of_training = time.perf_counter() - run.started - run.eval_seconds
     read_whole = run.config.eval_whole
-    if read_whole is None:  # then if that takes no longer than the training did
+    if read_whole is None:  # all of it, if that takes no longer than the training did
         is_quick = seconds_of_whole <= seconds_of_training
         read_whole = run.processes.from_main(is_quick)
     is_whole = read_whole or not was_sampled
 
-    # a finished run that is started again has its row of the end already. It is made anew if steps
-    # were added, or if it is of a sample and the whole split is to be read now. Rows of older
-    # versions have no "whole"
+    # a finished run that is started again has its end row already (out.ended). A new one is made if
+    # steps were added, or if the old one is of a sample and the whole split is wanted. A row of an
+    # older version, without "whole", counts as whole
     row = run.processes.from_main(run.out.ended)
     if row is None or row["step"] != run.step or (is_whole and not row.get("whole", True)):
         left_out = ("meters", "gate_closed", "seconds")
@@ -604,7 +608,7 @@ def finish(run: Run) -> None:
             row |= validate(run, None)
         row |= {"event": "end", "whole": is_whole, "seconds": time.perf_counter() - run.started}
         row["eval_seconds"] = run.eval_seconds
-    run.out.log(row)  # an old one, too: a run that goes on writes metrics.jsonl anew, without it
+    run.out.log(row)  # an old one, too: a resumed run writes metrics.jsonl anew, without it
     if run.processes.is_main:
         print_end(run, row)
         if not row.get("whole", True):
@@ -655,7 +659,7 @@ def train_from(start: Start, processes: Processes) -> None:
     config.vocab_size = config.vocab_size or dataset.vocab_size
     processes.on_main(check_training, config, dataset, processes)
     with OutDir(config, start.resumed) as out, ThreadPoolExecutor(1) as reader:
-        processes.on_main(out.take)
+        processes.on_main(out.take)  # marks and locks the folder
         run = make_run(start, processes, dtype, dataset, out, reader)
         # from here on a signal waits for the end of a step, and the run is saved first
         with processes.signals_held(
@@ -731,7 +735,8 @@ def make_run(
 def make_model(
     config: TrainConfig, resumed: dict | None, source: dict | None
 ) -> tuple[GPT, list[str]]:
-    """(the model that a run starts with, lines to print)"""
+    """The model that a run starts with, and lines to print. resumed: the checkpoint that the run goes
+    on from; source: one whose weights it starts from; None: there is none."""
     model_config = GPTConfig(**model_args(config))
     torch.manual_seed(config.seed)
     if resumed is not None:
@@ -783,8 +788,8 @@ def write_start(run: Run, run_id: str) -> None:
         data["mask_documents"] = dataset.mask_documents
     if len(dataset.parts) > 1:
         data["mixture"] = str(dataset.folder)
-    run.about = about | {"data": data, "model_args": model_args(run.config)}
-    about |= {  # for config.json alone, which has neither `data` nor `model_args`
+    run.about = about | {"data": data, "model_args": model_args(run.config)}  # of every checkpoint
+    for_config_json = about | {  # without `data` and `model_args`
         "device": run.processes.device_type,
         "threads": run.processes.threads,
         "n_params": model.n_params(),
@@ -792,7 +797,7 @@ def write_start(run: Run, run_id: str) -> None:
         "flops_per_token": model.flops_per_token(),  # forward; run.flops_per_token: of training
         "tokens_per_step": run.tokens_per_step,
     }
-    run.processes.on_main(run.out.start, about, run.step)
+    run.processes.on_main(run.out.start, for_config_json, run.step)
 
 
 if __name__ == "__main__":

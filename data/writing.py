@@ -10,7 +10,7 @@ Writing a data set. A prepare script claims its folder, and writes a stream; or 
 The new files replace those of the old data set when all of them are complete: a script that fails
 leaves the old one as it was. A script that is killed while they take their places leaves a folder
 that is refused. Where a script that writes a stream was stopped, also by kill -9, the same command
-goes on behind the last whole shard. data/meta.py describes the files.
+goes on after the last whole shard. data/meta.py describes the files.
 """
 
 import collections
@@ -58,12 +58,12 @@ class Output:
 
 def claim(config: Output, generator: str, version: int, **more) -> tuple[Path, dict]:
     """
-    Marks the folder as a data set. Returns its Path and, for meta.json, how the script, which is
-    the generator, makes the data: "parameters" has the keys that decide which data it makes, and
-    `more`.
+    Makes the folder and marks it as a data set. Returns its Path and a dict for meta.json: the script
+    (generator), its version, the seed, and "parameters": the keys that decide which data it makes,
+    and `more`.
 
-    Raises UserError, unless overwrite, where the folder holds another data set or something else.
-    The folder of a script under data/ needs no mark.
+    Raises UserError where the folder is another kind of output and, unless overwrite, where it holds
+    another data set or other files. A script's own folder under data/ may hold other files.
     """
     out_dir = Path(config.out_dir) if config.out_dir else (DATA.parent / generator).parent
     is_scripts = out_dir.resolve().parent == DATA and os.path.isfile(out_dir / "prepare.py")
@@ -141,21 +141,22 @@ def write_stream(
     splits: {"train": documents, ...}. Nothing is put between documents. threads: how many are
     encoded side by side, since tokenizers and tiktoken let other threads run meanwhile; the data
     are the same for any number. totals: about how many documents a split without a length has, for
-    the time that is left. about: what claim returned.
+    the progress bar. about: what claim returned.
 
-    The same call goes on behind the last whole shard of one that was stopped: it reads the
-    documents before again, but does not encode them.
+    After a stop, the same call goes on after the last whole shard: it reads the earlier documents
+    again, but does not encode them.
     """
     about |= {"name": name, "tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     first = next(iter(splits))
     with new_data_set(out_dir, PROGRESS.format(first), kind="stream", **about) as (folder, meta):
-        made = json.dumps([meta, shard_tokens])
+        made = json.dumps([meta, shard_tokens])  # what decides the files, beside the texts
         written = {}
         for split, texts in splits.items():
             writer = TextSplit(folder, split, tokenizer.vocab_size, shard_tokens, made)
             documents = iter(texts)
-            if not writer.go_on(documents) and split == first:
-                files.clear(folder)  # what is there is of another call
+            resumes = writer.go_on(documents)  # moves past the documents that are written
+            if not resumes and split == first:
+                files.clear(folder)  # another call left it
             total = len(texts) if isinstance(texts, Sized) else (totals or {}).get(split)
             with bar(split, total, writer.facts["documents"]) as shown:
                 for text, ids in encoded(documents, tokenizer, threads):
@@ -241,11 +242,11 @@ class TextSplit:
         self.waiting.frombytes(ids.astype(self.dtype).tobytes())
         if len(self.waiting) >= self.shard_tokens:
             while len(self.waiting) >= self.shard_tokens:
-                self.save()
+                self.save_next_shard()
             self.save_progress()
 
-    def save(self) -> None:
-        """Writes a shard of the tokens that wait."""
+    def save_next_shard(self) -> None:
+        """Writes a shard of the first shard_tokens tokens that wait."""
         tokens = np.array(self.waiting[: self.shard_tokens])
         del self.waiting[: self.shard_tokens]
         save_shard(self.folder, self.split, self.facts["shards"], tokens, tokens=len(tokens))
@@ -254,7 +255,7 @@ class TextSplit:
         """Writes the last shard and the borders of the documents. Raises UserError for a split
         without words."""
         if self.waiting:
-            self.save()
+            self.save_next_shard()
         if self.facts["words"] == 0:
             raise UserError(
                 f"the {self.split} split would hold only white space; name more, or raise "
@@ -270,9 +271,9 @@ class TextSplit:
         files.write_whole(self.progress, lambda file: np.savez(file, about=about, **arrays))
 
     def go_on(self, texts: Iterator[str]) -> bool:
-        """Takes up what a call before has saved, and reads over its documents. Returns whether it
-        could: that call made the same, and its shards are whole. Raises UserError where the
-        documents are others now."""
+        """Takes up what a stopped call has saved, and moves `texts` past the documents in it. Returns
+        False, and moves nothing, if nothing was saved, if the other call had another `made`, or if
+        a shard is damaged. Raises UserError if the documents have changed since."""
         if not self.progress.is_file():
             return False
         with np.load(self.progress, allow_pickle=False) as saved:
@@ -316,8 +317,8 @@ def write_examples(
 ) -> None:
     """Claims the folder, as `claim` does, and writes separate examples. Raises UserError.
 
-    splits: {"train": slices, ...}, an iterable of (examples (N, 2, T), facts for meta.json) each,
-    where facts["slice"] is a name such as "64/4". Where the rows of training are drawn, "train" has
+    splits: {"train": slices, ...}. slices: an iterable of pairs (examples (N, 2, T), facts for
+    meta.json); facts["slice"] is its name, such as "64/4". Where the rows of training are drawn, "train" has
     a dict in place of slices, which says how (DRAWN_SPLIT of data/meta.py). tokenizer: what the ids
     mean; None: the name. kinds: {name: ids}, queries that meters.py measures apart.
     """
@@ -381,7 +382,7 @@ def write_rows_split(folder: Path, split: str, slices: Iterable[tuple], vocab_si
 
 
 def save_shard(folder: Path, split: str, shards: list[dict], values, **facts) -> None:
-    """Writes the shard behind these (train_0000.npy, train_0001.npy, ...), and adds its entry."""
+    """Writes the shard after these (train_0000.npy, train_0001.npy, ...), and adds its entry."""
     shards.append(save(folder / f"{split}_{len(shards):04d}.npy", values) | facts)
 
 

@@ -1,5 +1,5 @@
 """
-The sink in two minutes: three arms of sink.py, two seeds, 600 steps. `make demo` runs it.
+The sink in a minute: two arms of sink.py, two seeds, 600 steps. `make demo` runs it.
 
 It shows what happens, and decides nothing: sink.py has the claims and their seeds.
 """
@@ -7,7 +7,7 @@ It shows what happens, and decides nothing: sink.py has the claims and their see
 include = "sink.py"
 
 name = "sink_demo"
-arms = {"none": {}, "elementwise": {"gate": "elementwise"}, "headwise": {"gate": "headwise"}}
+arms = {"none": {}, "headwise": {"gate": "headwise"}}
 seeds = [0, 1]
 seeds_of = {}
 claims = {}

@@ -10,9 +10,10 @@ Without --val several files are split by file, a single one by position: its las
 validation. Files are taken in the order of their paths, once each; blank ones, and hidden ones in
 folders, are left out, and those of --val are not trained on.
 
-Files are read twice, one at a time: first for their sizes, which decide the split. A file is one
-document, and must fit in memory. After a stop, the same command goes on where it was stopped. The
-data are the same for any number of threads.
+Files are read one at a time: first for their sizes, which decide the split, then to encode them
+(bpe:N reads the first ones once more). A file is one document, and must fit in memory. After a
+stop, the same command goes on where it was stopped. The data are the same for any number of
+threads.
 """
 
 import glob
@@ -32,7 +33,8 @@ from data.tokenizer import CHOICES, choose_tokenizer
 from data.writing import Output, claim, fitting, write_stream
 
 GENERATOR = "data/text/prepare.py"
-# 3: hidden files and byte order marks are left out; 2: blank files are, and linked folders are read
+# 2: blank files are left out, linked folders are read; 3: hidden files and byte order marks are left
+# out
 VERSION = 3
 
 
@@ -50,7 +52,7 @@ class Config(Output):
 def main(argv):
     config = configurator.load(Config, argv, positional="paths")
     sizes = find_files(config.paths, config.ext)
-    # errors: a key of older versions, which meta.json still has
+    # older versions had a key `errors`, which is still in meta.json: "stop" is what is done now
     out_dir, about = claim(config, GENERATOR, VERSION, errors="stop")
     if len(sizes) == 1 and not config.val:
         (path,) = sizes
@@ -128,7 +130,7 @@ def held_out(sizes, config):
 def split_at_a_line(text, val_fraction):
     """([text for training], [text for validation]): cut at the last end of a line before the final
     val_fraction, or else at the first one."""
-    # the last line that is not blank is for validation, with the blank ones behind it
+    # the last line that is not blank is for validation, with the blank ones after it
     latest = min(round(len(text) * (1 - val_fraction)), len(text.rstrip()))
     cut = text.rfind("\n", 0, latest) + 1
     if cut == 0:  # no line ends before
