@@ -525,7 +525,7 @@ class TrainConfig(GPTConfig):
             raise UserError(
                 f"decay_iters={self.decay_iters}: is of schedule='wsd', not of {self.schedule!r}"
             )
-        if self.save_every % self.eval_interval and self.eval_interval % self.steps_of_save:
+        if self.save_every % self.eval_interval and self.eval_interval % self.save_every:
             raise UserError(
                 f"save_interval={self.save_interval}: must be a multiple of "
                 f"eval_interval={self.eval_interval}, or divide it"

@@ -113,7 +113,8 @@ class Softmax(Mixer):
         return o.transpose(1, 2)
 
     def read_documents(self, p):
-        # one call for all lengths, where this layer is softmax as it stands here and a kernel takes it
+        # one call for the documents of all lengths, if no subclass changes `read`, `attend` or the
+        # scores, and a kernel takes it
         own = type(self)
         is_plain = own.attend is Softmax.attend and own.read is Softmax.read and self.bias is None
         if is_plain and layers.takes_documents(p.q, self.window):
@@ -588,7 +589,7 @@ class GPT(nn.Module):
         | RMSNorm, LayerNorm         | 1, biases 0                                     |
         | Linear, Embedding          | N(0, s), biases 0                               |
         | ResidualLinear             | N(0, s / sqrt(2 n_layer))                       |
-        | init="pytorch": Linear     | U(-1/sqrt(fan_in), 1/sqrt(fan_in))              |
+        | init="pytorch": Linear     | U(-1/sqrt(fan_in), 1/sqrt(fan_in)), biases 0    |
         | init="pytorch": Embedding  | N(0, 1)                                         |
         | a mixer's out_proj         | out_init_scale times what these rules give      |
 

@@ -69,7 +69,8 @@ from runs.probe import first_rows, training_meters
 from runs.resume import Start, check_same_start, open_data, restore, take_weights, where_to_start
 
 READ_AHEAD = 2  # how many steps ahead batches are read
-# tokens per batch of an evaluation; with twice as many each took 1.1 to 1.3 times as long
+# the most tokens in a batch of an evaluation, unless batch_size rows are more; with twice as many a
+# token took 1.1 to 1.3 times as long
 EVALUATED_AT_ONCE = 8192
 
 # -- What a step takes: its rate, the optimizers, its batches, its loss ----------------------------

@@ -106,7 +106,8 @@ def refuse_another(out_dir: Path, about: dict) -> None:
 def new_data_set(out_dir: Path | str, progress: str = "", **meta) -> Iterator[tuple[Path, dict]]:
     """Yields the folder for the new files, and what their meta.json is to hold, whose "splits" the
     caller adds. At the end they replace the old data set, and what was written is printed.
-    progress: a file, as files.new_folder has it."""
+    progress: the name of a file in that folder. If it is there when the work fails, the folder
+    stays, and a later call goes on."""
     meta = {"format": FORMAT, **meta}
     old: list[str] = []
     with contextlib.suppress(UserError):
@@ -148,6 +149,7 @@ def write_stream(
     """
     about |= {"name": name, "tokenizer": tokenizer.name, "vocab_size": tokenizer.vocab_size}
     first = next(iter(splits))
+    # one file decides whether the folder stays: if the first split has saved nothing, all begins anew
     with new_data_set(out_dir, PROGRESS.format(first), kind="stream", **about) as (folder, meta):
         made = json.dumps([meta, shard_tokens])  # what decides the files, beside the texts
         written = {}
@@ -156,7 +158,7 @@ def write_stream(
             documents = iter(texts)
             resumes = writer.go_on(documents)  # moves past the documents that are written
             if not resumes and split == first:
-                files.clear(folder)  # another call left it
+                files.clear(folder)  # what is in it is of another call
             total = len(texts) if isinstance(texts, Sized) else (totals or {}).get(split)
             with bar(split, total, writer.facts["documents"]) as shown:
                 for text, ids in encoded(documents, tokenizer, threads):
@@ -175,7 +177,7 @@ def write_stream(
 
 
 class LogFile:
-    """What stands in for a terminal where standard error is none: each state of a bar is a line."""
+    """Stands in for a terminal where standard error is not one: each state of a bar is a line."""
 
     def write(self, text: str) -> None:
         if text.strip():
@@ -318,9 +320,10 @@ def write_examples(
     """Claims the folder, as `claim` does, and writes separate examples. Raises UserError.
 
     splits: {"train": slices, ...}. slices: an iterable of pairs (examples (N, 2, T), facts for
-    meta.json); facts["slice"] is its name, such as "64/4". Where the rows of training are drawn, "train" has
-    a dict in place of slices, which says how (DRAWN_SPLIT of data/meta.py). tokenizer: what the ids
-    mean; None: the name. kinds: {name: ids}, queries that meters.py measures apart.
+    meta.json); facts["slice"] is the slice's name, such as "64/4". Where the rows of training are
+    drawn, "train" has a dict in place of slices, which says how (DRAWN_SPLIT of data/meta.py).
+    tokenizer: the name of what the ids mean; None: `name`. kinds: {name: ids}, queries that
+    meters.py measures apart.
     """
     out_dir, about = claim(config, generator, version, **more)
     about |= {"name": name, "tokenizer": tokenizer or name, "vocab_size": vocab_size}
@@ -372,7 +375,7 @@ def write_rows_split(folder: Path, split: str, slices: Iterable[tuple], vocab_si
             raise UserError(f"the {split} split has {ids}, and vocab_size={vocab_size}")
         rows += n
         tokens += n * length
-        labels += int(np.count_nonzero(examples[:, 1]))
+        labels += int(np.count_nonzero(examples[:, 1]))  # on disk 0 is no label
         examples = examples.astype(dtype_of(vocab_size), copy=False)
         about = {"rows": n, "seq_len": length, "tokens": n * length}
         save_shard(folder, split, shards, examples, **about, **facts)

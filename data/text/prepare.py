@@ -44,7 +44,9 @@ class Config(Output):
     ext: list[str] = key([".txt", ".md"], "endings of the files to take from folders")
     tokenizer: str = key("byte", CHOICES)
     val: list[str] = key([], "files and folders for validation; none: val_fraction of `paths`")
-    val_fraction: float = key(0.05, "share of the bytes that is validation", above=0, below=1)
+    val_fraction: float = key(
+        0.05, "validation's share of the bytes (one file: of its characters)", above=0, below=1
+    )
     seed: int = key(0, "seeds the choice of the files for validation", at_least=0)
     threads: int = key(1, "how many documents are encoded side by side", at_least=1, at_most=1024)
 
