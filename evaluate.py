@@ -198,10 +198,9 @@ def is_repeated(inputs: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
 
 def summarize(sums: torch.Tensor, dataset: Dataset, split: str) -> dict:
     """sums (slices, 2, block_size, 3) -> the numbers of the split: loss (nats per label),
-    perplexity, accuracy; slices, or those of a text, with loss_of (`parts_of_loss`).
-
-    Bits per byte divide by the bytes of the split, so a sample of it has none, nor by_position: the
-    losses in at most POSITION_BINS parts of the window, in turn. Word perplexity is that of
+    perplexity, accuracy, labels; for rows slices, for a text loss_of (`parts_of_loss`) and, where
+    the whole split was read as running text, bits per byte, which divide by its bytes, and
+    by_position, the losses in at most POSITION_BINS parts of the window, in turn. Word perplexity is that of
     WikiText-103 alone, since code and bytes have no words: published figures of its raw version,
     too, divide by the words of the tokenised one, "published_words".
     """
@@ -291,8 +290,8 @@ def to_8_bits(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
 def quantise(model: GPT) -> None:
     """From here on, every nn.Linear of the blocks has a weight that is rounded to 8 bits, and
     rounds its input, as 8-bit arithmetic would: to 255 levels, symmetric around zero, weights with
-    one scale per row, inputs with one per tensor, from the largest |x| of the batch. The embedding,
-    which is also the output layer, stays as it is.
+    one scale per row, inputs with one per tensor, from the largest |x| of the batch. The embedding
+    and the output layer stay as they are.
     """
 
     def round_input(linear, args):

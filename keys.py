@@ -40,12 +40,12 @@ ELSEWHERE = {
     "mlp_width": "mlp_ratio, a multiple of n_embd", "pad_vocab_to": "vocab_size",
     "delta_heads": "delta_sizes", "delta_key_heads": "delta_sizes", "delta_key_dim": "delta_sizes",
     "delta_value_dim": "delta_sizes",
-    "n_positions": "block_size", "always_save_checkpoint": "what every evaluation does",
+    "n_positions": "block_size", "always_save_checkpoint": "always done, every save_interval",
     "eval_iters": "eval_tokens", "eval_only": "evaluate.py", "wandb_log": "logger=wandb",
     "wandb_project": "logger=wandb, and WANDB_PROJECT in the environment", "wandb_run_name": "out_dir",
     "backend": "chosen by the device",
     "shards": "parallel=fsdp, with a shard on each process", "gather_dtype": "what dtype says",
-    "checkpoint": "init_from=FILE to start from one; each is one file",
+    "checkpoint": "init_from=FILE; a checkpoint is always one file",
     "decay_lr": "schedule; decay_lr=False is schedule=constant", "lr_decay_iters": "max_iters",
     "new_lr_scale": "gate_lr_scale, of gates", "eval_batch_size": "what fits into a step's memory",
     "memory_check": "always done",
@@ -107,7 +107,7 @@ def parse_gate(text: str) -> LayerGate:
         check_choice("gate", name, ("none", "native", *GRANULARITIES))
         if name not in GRANULARITIES or position in positions:
             raise UserError(
-                f"gate={text!r}: {term!r} is one too many: a position has one gate, and none stands alone"
+                f"gate={text!r}: {term!r} is one too many: a position has one gate, and 'none' stands alone"
             )
         positions[position] = name
     return LayerGate("native" in terms, positions)
@@ -273,7 +273,7 @@ class GPTConfig:
     )
     delta_sizes: list[int] | None = key(
         None,
-        "delta rule, gla: numbers of key heads (gla: all are) and of heads, widths of keys and of values "
+        "delta rule, gla: numbers of key heads (gla: not read) and of heads, widths of keys and of values "
         "(None: n_head,n_head,head_dim,head_dim)",
         at_least=1,
     )
@@ -443,7 +443,7 @@ class TrainConfig(GPTConfig):
         None, "learning rate at the decay's end (None: learning_rate / 10; wsd: 0)", at_least=0
     )
     keep_moments: bool = key(
-        False, "init_from=CHECKPOINT: keep its optimizer's moments; another seed: other batches"
+        False, "init_from=CHECKPOINT: keep its optimizer's moments; other batches need another seed"
     )
     weight_decay: float = key(0.1, "weight decay of matrices; vectors have none", at_least=0)
     beta1: float = key(0.9, "AdamW's decay of the mean gradient", at_least=0, below=1)
@@ -466,11 +466,11 @@ class TrainConfig(GPTConfig):
     keep_last: int | None = key(
         None, "how many of those of keep_interval stay, the last ones (None: all)", at_least=1
     )
-    # read whole: every data set of rows that the experiments use; a sample of text takes a tenth of
-    # their time
+    # by this default every data set of rows of the experiments is read whole; evaluating the sample
+    # of a text takes a tenth of an experiment's time
     eval_tokens: int | None = key(
         100_000,
-        "size of the fixed sample that evaluations read (None: all); less in a run under eval_interval",
+        "size of the fixed sample that evaluations read (None: all); less in a run of fewer steps than eval_interval",
         at_least=1,
     )
     eval_whole: bool | None = key(

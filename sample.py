@@ -5,8 +5,7 @@
     python sample.py nanoGPT/out/ckpt.pt --tokenizer=char:input.txt
 
 A new token costs one step: softmax layers keep their keys and values, other mixers their state.
-Control characters that the model draws are printed escaped, as \\x1b, so that a terminal does not
-obey them.
+Control characters that the model draws are printed as they are.
 """
 
 from dataclasses import dataclass
@@ -64,8 +63,8 @@ def main(argv: list[str]) -> None:
         if prompt.startswith("FILE:"):
             prompt = read_regular(prompt.removeprefix("FILE:"), 1 << 24).decode()
         ids = tokenizer.encode(prompt)
-    # what each row of its training began with, as <s>, stands before the prompt; an empty one is the
-    # end of a text before
+    # first what each row of its training began with, as <s>; an empty prompt without that is the end
+    # of the text before
     ids = [*trained_on.get("first_ids", []), *ids] or [tokenizer.end_of_text]
     idx = torch.tensor([ids], dtype=torch.long, device=model.wte.weight.device)
     most = most_new_tokens(model, idx.shape[1])

@@ -128,8 +128,8 @@ LITERALS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def key(default: Any, help: str, *, merge=False, find: Callable | None = None, **checks) -> Any:
-    """A dataclass field with its checks, those of rules.Rule. `help` is one line. In a list, they
-    hold for each item.
+    """A dataclass field with its checks, those of rules.Rule; in a list they hold for each item.
+    `help` is one line.
 
     merge: a later dict is added to the earlier ones instead of replacing them. find(value) raises
     UserError where the file that the value names is not there.

@@ -9,7 +9,6 @@ from base.rules import UserError
 # what a model needs; nothing that would have to be run
 PATTERNS = [
     "*.safetensors",
-    "*.safetensors.index.json",
     "*.json",
     "merges.txt",
     "chat_template.jinja",
@@ -54,5 +53,5 @@ def model_folder(name: str) -> Path:
             name, revision=about.sha, allow_patterns=PATTERNS
         )
     except Exception as error:
-        raise UserError(f"hub:{name}: the download ended ({error}); start it again") from None
+        raise UserError(f"hub:{name}: the download failed ({error}); start it again") from None
     return Path(folder)

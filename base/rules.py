@@ -143,7 +143,7 @@ def as_rule(rule: Any) -> Rule:
 def wrong_in_dict(value: Any, rules: dict, name: str) -> str | None:
     """wrong_field of a dict, whose rules are {"a": rule, "b?": rule, str: the rule of others}."""
     if type(value) is not dict or any(type(key) is not str for key in value):
-        return wrong(name or "it", value, "a dict, its names texts")
+        return wrong(name or "it", value, "a dict whose names are texts")
     for key in rules:
         if key is not str and not key.endswith("?") and key not in value:
             return f"{name or 'it'} has no {key}"

@@ -2,7 +2,7 @@
 Rows that are drawn anew for every step, so that a training run never reads one twice: the tasks of
 data/states, data/induction and data/regression.
 
-    tokens, labels = rows("parity", 32, "a key", 1000, 256)       # rows 1000, ..., 1255 of this key, each (256, 32)
+    tokens, labels = rows("parity", 32, "a key", 1000, 256)       # rows 1000, ..., 1255 of this key: both (256, 32)
 
 Row i of a key is a pure function of (task, length, key, i): however a run is dealt out, stopped and
 resumed, its rows are the same. Philox draws four numbers of 64 bits from (key, counter) alone.

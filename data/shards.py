@@ -248,8 +248,9 @@ class Dataset:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, str | None]]:
         """
         Yields (inputs, targets, document, slice) of the whole split, in order: every token but the
-        first of a stream is scored once. A rank gets the batches rank, rank + world_size, ..., and
-        a row without labels where other ranks have one batch more. All examples of a batch are of
+        first of a stream (of packed rows: of each document) is scored once. A rank gets the batches
+        rank, rank + world_size, ..., and a row without labels where other ranks have one batch
+        more. All examples of a batch are of
         one slice, which is None for a stream. The windows of a stream have block_size tokens. With
         a smaller stride they overlap, and each scores what lies behind the one before it; a larger
         stride is a UserError.

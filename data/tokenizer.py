@@ -7,7 +7,7 @@ Tokenizers by name, as the "tokenizer" of a data set's meta.json gives it.
            trained on the data's own text; computed by tokenizers
 
     tokenizer.encode("Hello")                # a list of ints; special tokens in the text are plain text
-    tokenizer.encode_array("Hello")          # the same as uint16 or uint32, without a Python int for each
+    tokenizer.encode_array("Hello")          # the same as an array of integers
     tokenizer.decode_bytes(ids)              # b"Hello". Bytes: a cut can fall inside a character
 
 data/backcopy has characters, which its meta.json lists; the ids of data/mqar stand for no text.
@@ -30,6 +30,7 @@ from data.meta import dtype_of
 END_OF_TEXT = 50256  # of gpt2
 TOKENIZER_FILE = "tokenizer.json"
 MOST_TOKENIZER = 1 << 28  # bytes of a file of a tokenizer
+ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")  # as models call it
 BPE_PIECES = 25_000  # a BPE is trained on the first pieces of the texts
 BPE_PIECE = 4_096  # characters of a piece, at most
 CHOICES = (
@@ -40,12 +41,16 @@ CHOICES = (
 
 def tokenizer_of_checkpoint(path: Path | str, data: dict, choice: str | None = None) -> Any:
     """The tokenizer that a model was trained with. data: what its checkpoint keeps of the data set.
-    choice: one of CHOICES, or char:FILE, the characters of a text in their order, as nanoGPT's
-    data/shakespeare_char has them."""
+    choice: one of CHOICES but bpe:N, or char:FILE, the characters of a text in their order, as
+    nanoGPT's data/shakespeare_char has them."""
     if choice is not None and choice.startswith("char:"):
         text = read_regular(choice.removeprefix("char:"), MOST_TOKENIZER)
         with one_line(f"tokenizer {choice!r}: is not UTF-8 text", UnicodeError):
             return AlphabetTokenizer("".join(sorted(set(text.decode()))), first_id=0)
+    if choice is not None and choice.startswith("bpe:"):
+        raise UserError(
+            f"tokenizer {choice!r}: name the folder of the tokenizer.json that was trained"
+        )
     if choice is not None:
         return choose_tokenizer(choice, [])
     if "alphabet" in data:
@@ -70,8 +75,8 @@ def tokenizer_of(dataset) -> Any:
 
 
 def choose_tokenizer(choice: str, texts: Iterable[str]) -> Any:
-    """The tokenizer that a prepare script's key names, one of CHOICES; bpe:N is trained on the
-    first of `texts`."""
+    """The tokenizer that a prepare script's key names, one of CHOICES; bpe:N is trained on the first
+    BPE_PIECES pieces of `texts`."""
     if choice.startswith("bpe:"):
         return train_bpe(choice, texts)
     if choice not in TOKENIZERS and os.path.isdir(choice):
@@ -89,7 +94,7 @@ def get_tokenizer(name: str, folders: Iterable[Path | str] = ()) -> Any:
     if name in TOKENIZERS:
         return TOKENIZERS[name]()
     if not name.startswith(f"{TOKENIZER_FILE} "):
-        raise UserError(f"tokenizer {name!r}: is no tokenizer of text, which is {CHOICES}")
+        raise UserError(f"tokenizer {name!r}: is no tokenizer of text; these are {CHOICES}")
     for folder in folders:
         file = Path(folder) / TOKENIZER_FILE
         if file.is_file():
@@ -226,6 +231,7 @@ class FileTokenizer(Tokenizer):
         self._tokenizer.encode_special_tokens = True  # special tokens in a text are plain text
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.end_of_text = self._find_end_of_text()
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -234,6 +240,14 @@ class FileTokenizer(Tokenizer):
     def _encode(self, text, with_special):
         # fast: no offsets
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=with_special)[0].ids
+
+    def _find_end_of_text(self) -> int:
+        """The token of that name; without any, the end of a line."""
+        for name in ENDS_OF_TEXT:
+            number = self._tokenizer.token_to_id(name)
+            if number in self._added:
+                return number
+        return (self._encode("\n", with_special=False) or [0])[-1]
 
     def first_ids(self) -> list[int]:
         """The ids that its post-processor puts before a text, as Llama's <|begin_of_text|>: not

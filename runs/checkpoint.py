@@ -28,7 +28,7 @@ from model import GPT, GPTConfig
 from runs.hardware import DTYPES
 from runs.memory import NotEnoughMemory, without_data
 
-# of a file with a config.json beside it
+# how the names of the files end that read_folder reads
 OF_FOLDERS = {".gguf", *(Path(name).suffix for name in CHECKPOINTS[1:])}
 TEXT = (str, 0, 999)
 SECONDS = (float, 0, 1e12)
@@ -86,7 +86,7 @@ def load(path: Path | str, mapped: bool = False) -> dict:
         json.dumps([checkpoint.get(name) for name in ("model_args", "data")], allow_nan=False)
     number = checkpoint.get("format")
     if number is None and any(
-        name.endswith("transformer.wte.weight") for name in checkpoint["model"]
+        str(name).endswith("transformer.wte.weight") for name in checkpoint["model"]
     ):
         from hub import huggingface  # nanoGPT's own ckpt.pt
 

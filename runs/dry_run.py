@@ -1,6 +1,7 @@
 """What a run would take, by arithmetic: `train.py --dry_run=true` prints it, and writes nothing.
 
-The model is built on the meta device, and nothing is computed. Memory is that of one process on a
+The model is built on the meta device, and nothing is computed but, where no table has it, the peak
+of this device. Memory is that of one process on a
 GPU, in the dtype of the key, or bfloat16 for auto. The activations are an estimate: eagerly, layer
 by layer, without what a kernel keeps for itself.
 """
@@ -119,7 +120,7 @@ def data_of(config: TrainConfig) -> Data:
         else:
             read = rows * share * length  # tokens
             lines.append(
-                f"data: {folder}, {train['tokens']:,} tokens, of which the whole run reads "
+                f"data: {folder}, {train['tokens']:,} tokens; the whole run reads "
                 f"{read:,.0f}: {read / train['tokens']:.3g} epochs"
             )
     return Data(vocab_size, row, lines)
@@ -169,12 +170,12 @@ def memory_of(config: TrainConfig, model: GPT, world_size: int) -> dict[tuple[st
         ("moments", of_moments): moments / shards,
     }
     if world_size > 1 and micro_steps > 1:
-        parts["sums", "gradients, whole, of micro-steps; under ddp in the first step"] = gradients
+        parts["sums", "whole gradients between micro-steps; ddp: in the first step"] = gradients
     if shards > 1:
         blocks = [sum(p.nbytes for p in block.parameters()) for block in model.blocks]
         others = weights - sum(blocks)
         gathered = others + 3 * max(blocks) + max(others, *blocks)
-        parts["gathered", "the embedding, three blocks, and one more of the larger"] = gathered
+        parts["gathered", "three blocks, what is none's, the larger of these once more"] = gathered
     elif dtype != "float32":
         copies = width * sum(p.numel() for p in linears)
         parts["copies", f"linear layers of the blocks in {dtype}"] = copies

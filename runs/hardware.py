@@ -193,7 +193,7 @@ class Processes(contextlib.AbstractContextManager):
     """This process among those that torchrun started, or one alone: rank, world_size, device. In a
     script, `with Processes(device, threads) as processes:` is the whole of the program."""
 
-    def __init__(self, device_name, threads, wait=MOST_WAIT):
+    def __init__(self, device_name, threads):
         self.rank, self.world_size, local_rank, self.local_size = places_of_torchrun()
         self.is_main = self.rank == 0
         self.signal = 0
@@ -217,8 +217,8 @@ class Processes(contextlib.AbstractContextManager):
         store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=MOST_WAIT))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun's own store lives through restarts, and has the addresses of the dead: every
-            # attempt has names of its own. Otherwise the store is new, and torchruns that were
-            # started later count otherwise
+            # attempt has names of its own. A store that is not torchrun's is new for each attempt, and
+            # a torchrun that was started later has another count
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
             store = torch.distributed.PrefixStore(f"attempt {attempt}", store)
         torch.distributed.init_process_group(
@@ -227,7 +227,7 @@ class Processes(contextlib.AbstractContextManager):
             store=store,
             rank=rank,
             world_size=world_size,
-            timeout=wait,
+            timeout=MOST_WAIT,
             device_id=torch.device(self.device) if is_cuda else None,
         )
 
@@ -259,7 +259,7 @@ class Processes(contextlib.AbstractContextManager):
 
     def check_same(self, value: object, what: str, advice: str) -> None:
         """Raises UserError, on every process, unless the value is the same on all: machines may see
-        other files. Of a dict the message names the first entry that differs, instead of what."""
+        other files. Of a dict the message names the first entry that differs, in place of `what`."""
         (first, first_host), *others = self.from_all((value, socket.gethostname()))
         for rank, (other, host) in enumerate(others, 1):
             if other != first:

@@ -1,4 +1,4 @@
-"""What in a run is no longer sound: the first tensor that is not finite, gates that have closed."""
+"""What in a run is no longer sound: the first tensor that is not finite, gates that are stuck."""
 
 import functools
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ import torch
 
 from runs.parallel import all_finite
 
-# a gate has closed where its mean is under this share of what its activation can reach
+# a gate counts as closed where its mean is under this share of what its activation can reach
 LEAST_OPEN = 0.02
-# ... or where its logits are so many times those of the first evaluation, or of 1 where those were
-# smaller: the weight of a gate starts at zero
+# ... or where its logits are so many times those of the first evaluation (so many themselves, if
+# those were under 1: the weight of a gate starts at zero); it may be stuck open, too
 GROWTH = 10.0
 
 
@@ -23,9 +23,8 @@ def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> 
     """Names the first bad weight, output of a module or, from the last layer back, gradient, or
     returns None if all are finite.
 
-    losses: an iterator whose every item is a loss, computed when it is asked for: of a sharded
-    model all of them, since the other processes wait for this one in each. The gradients stay in
-    the model.
+    losses: an iterator whose every item is a loss, computed when it is asked for. All are taken: of
+    a sharded model the other processes wait for this one in each. The gradients stay in the model.
     """
     weight = bad_weight(model)
     if weight is not None:
@@ -53,7 +52,7 @@ def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> 
 
 
 def closed_gates(row: dict, earlier: list[dict]) -> tuple[list[str], list[str]]:
-    """(the names of the gates that have closed, as "3.readout" in layer 3; a line to print for each
+    """(the names of the gates that count as closed, as "3.readout" in layer 3; a line to print for each
     of them that had not before). row: an evaluation's, with `meters` as runs/probe.py's summary
     gives them; earlier: the rows of the run's evaluations before it."""
     first = row

@@ -1,8 +1,8 @@
 """Where the numbers of a run go, beside metrics.jsonl. To send them somewhere else, add a class like
 TensorBoard, its line in LOGGERS, and its name to the choices of the key `logger` (keys.py).
 
-    Logger(config, first_step, kept, run_id)    kept: the rows before first_step, of a run that goes
-                                                on; run_id is the same for each of its starts
+    Logger(config, first_step, kept, run_id)    kept: the rows that stay, of a resumed run; run_id
+                                                is the same for each of its starts
     log(row)                                    {"event": "train", "step": 30, "loss": 2.1, ...}
     close()                                     the run has ended
 
@@ -86,8 +86,8 @@ class Wandb(Service):
     nothing.
 
     wandb takes no step back: what a resume undoes stays there, and rows are left out up to the last
-    step that it has, so that each step stands there once. Its rows of before the resume that wandb
-    has not got, it gets. Offline, each start writes all rows into a folder of its own in
+    step that it has, so that each step stands there once. Rows from before the resume that it lacks
+    are sent. Offline, each start writes all rows into a folder of its own in
     out_dir/wandb: `wandb sync` of the last folder alone sends the run, whole and as it is in
     metrics.jsonl.
     """

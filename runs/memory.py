@@ -1,8 +1,8 @@
 """The refusal, before anything is written, of a run that cannot fit into memory.
 
 What is compared is a lower bound: the tensors that are certainly held at once, activations as one
-vector a token. It is more than all the memory there is, and not what is left just now, so that
-nothing is refused that could run. Where torch runs out of memory later, configurator.report ends
+vector a token. A run is refused where this is more than all the memory there is, not than what is
+left just now, so that nothing is refused that could run. Where torch runs out of memory later, configurator.report ends
 with one line.
 """
 
@@ -74,7 +74,10 @@ def without_data(config: GPTConfig) -> GPT:
 def check_training(config: TrainConfig, dataset: Dataset, processes: Processes) -> None:
     """NotEnoughMemory where the weights, gradients and batch of a run need more bytes than the
     device, or the RAM of the processes on this machine, has in all."""
-    states = 2 * sum(p.nbytes for p in without_data(GPTConfig(**model_args(config))).parameters())
+    model = without_data(GPTConfig(**model_args(config)))
+    if config.gates_only:
+        model.train_gates_only()
+    states = sum(p.nbytes * (1 + p.requires_grad) for p in model.parameters())
     if is_fsdp(config, processes.world_size):
         states /= processes.world_size
     micro_steps = config.gradient_accumulation_steps // processes.world_size

@@ -34,8 +34,8 @@ def matrices_of(
     convolution or vector.
 
     with_gates=False leaves out the weights of gates, which some trainers keep in AdamW
-    (modded-nanogpt, Marin). split="head" takes the parts of a FusedLinear that have heads apart into
-    these; out_proj and the MLP stay whole.
+    (modded-nanogpt, Marin). split="head" divides each part of a FusedLinear that has heads into one
+    matrix a head; out_proj and the MLP stay whole.
     """
     left_out = set()
     for module in model.modules():
@@ -77,9 +77,9 @@ def orthogonalised(matrix: Tensor) -> Tensor:
             gram = x @ x.mT
             # (a + b gram + c gram^2) x
             x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    # half of the time where m = 4 n; in bfloat16 the powers of a Gram matrix would lose small
-    # singular values
     else:
+        # takes half of the time where m = 4 n; in bfloat16 the powers of a Gram matrix would lose
+        # small singular values
         eye = torch.eye(min(n, m), dtype=x.dtype, device=x.device)
         gram, factor = x @ x.mT, eye
         for _ in range(5):

@@ -44,7 +44,7 @@ class OutDir(contextlib.AbstractContextManager):
         self.lock: IO | None = None
         self.metrics: IO | None = None  # metrics.jsonl
         self.logger: Any = None  # another one, of runs/loggers.py
-        self.kept: list[dict] = []  # the rows of metrics.jsonl from before this start
+        self.kept: list[dict] = []  # the rows of metrics.jsonl that stay, of a resumed run
         # the row of the end, if the run had ended at the step from which it goes on
         self.ended: dict | None = None
 
@@ -62,8 +62,7 @@ class OutDir(contextlib.AbstractContextManager):
         names = ["config.json", METRICS, "ckpt.pt", "best.pt", *kept, *OF_OTHER_SCRIPTS]
         files.check_inside(self.path, names, ["code", "tensorboard", "wandb"])
         self.lock = files.lock(self.path)
-        # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves best.pt
-        # alone
+        # init_from=auto starts where there is no ckpt.pt: a kill in the first save leaves only best.pt
         names = ["ckpt.pt"] if self.config.init_from == "auto" else ["ckpt.pt", "best.pt"]
         there = [name for name in names if (self.path / name).is_file()]
         if there and self.resumed is None and not self.config.overwrite:
@@ -81,14 +80,15 @@ class OutDir(contextlib.AbstractContextManager):
         if self.config.logger in LOGGERS:
             make = LOGGERS[self.config.logger]
             self.logger = make(self.config, first_step, self.kept, about["run_id"])
-        if ROOT != (self.path / "code").resolve():  # a run's copy of the code, which goes on
+        # else the run goes on with its own copy of the code
+        if ROOT != (self.path / "code").resolve():
             for name in code_of_the_project():
                 for parent in reversed(Path(name).parents):  # of "mine/scan.py" . and mine
                     files.make_folder(self.path / "code" / parent)
                 # as a new file: an old one may be a hard link to that of another run
                 files.write_bytes(self.path / "code" / name, (ROOT / name).read_bytes())
         if self.resumed is None:  # what would be taken for this run's
-            old: list = ["ckpt.pt", "best.pt", *self.path.glob(KEPT)]
+            old: list = ["ckpt.pt", "best.pt", *(file.name for file in self.path.glob(KEPT))]
             if self.config.overwrite:
                 old += OF_OTHER_SCRIPTS
             for name in old:

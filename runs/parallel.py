@@ -1,7 +1,7 @@
 """How several processes share a run: under ddp each holds the whole model, under fsdp a shard of it
 (FSDP2).
 
-    step_model = share_out(model, config, processes, compiled, dtype)   # before optimizers are
+    step_model = share_out(model, config, processes, compiled, dtype)   # before the optimizers are made
     with sync_gradients(step_model, is_last): ...                       # a backward pass inside
     norm = clip_gradients(model, config.grad_clip)
     with eager(model): ...                                              # evaluations and meters

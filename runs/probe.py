@@ -97,8 +97,8 @@ def some_rows(value: Any, rows: slice) -> Any:
 
 
 def names_of_gates(model: nn.Module) -> dict[Gate, str]:
-    """{gate: its name}: the position of a gate of a mixer, the path in its block of another, the
-    path in the model of one that is in no block."""
+    """{gate: its name}: its position if it is a mixer's, its path in the block if it is another of a
+    block, else its path in the model."""
     names = {}
     for path, module in model.named_modules():
         if isinstance(module, Gate):
@@ -301,7 +301,7 @@ def query_masks(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, 
 
 
 def places_of(masks: dict[str, torch.Tensor], length: int) -> dict[str, list[int]]:
-    """{kind: its positions among the first ones of the first row}, without those of kind
+    """{kind: its positions among the first `length` tokens of the first row}, without those of kind
     "other"."""
     first = {name: mask[0, :length] for name, mask in masks.items() if name != "other"}
     return {name: row.nonzero().flatten().tolist() for name, row in first.items()}
@@ -506,7 +506,7 @@ def layer_meters(
 def losses_by_kind(
     model: GPT, hidden: torch.Tensor, targets: torch.Tensor, masks: dict, dtype: str
 ) -> dict:
-    """{kind: nats a label, of the labels at its queries}, of the hidden states (B, T, C) that
+    """{kind: GPT.loss a label, of the labels at its queries}, of the hidden states (B, T, C) that
     layer_meters returns; None where it has none."""
     losses = {}
     with autocast(hidden.device.type, dtype):
@@ -525,7 +525,7 @@ def training_meters(
     model: GPT, dataset: Dataset, block_size: int, dtype: str, tokens: int = TRAINING_TOKENS
 ) -> dict:
     """The `summary` of one forward pass on the first rows of the validation split, for a line of
-    metrics.jsonl. tokens: read no more, but four rows."""
+    metrics.jsonl. tokens: at most so many are read, but never fewer than four rows."""
     most = min(tokens, TRAINING_TOKENS)
     rows = max(4, most // dataset.longest("val", block_size))
     inputs, targets = first_rows(dataset, "val", rows, block_size)

@@ -22,12 +22,13 @@ from model import GPT, GPTConfig, check_documents
 from runs import checkpoint as checkpoints
 from runs.checkpoint import OF_A_RUN, check_same_meaning
 from runs.hardware import Processes
+from runs.muon import Muon
 from runs.outdir import code_sha256
 from runs.parallel import check_micro_steps, load_moments, named_parameters
 
 # the fields of a checkpoint without which no run goes on from it
 NEEDED = ("iter_num", "data", "dtype", *(name.rstrip("?") for name in OF_A_RUN))
-# keys that never come from a checkpoint's config: dtype, since "auto" was derived there
+# keys that never come from a checkpoint's config; dtype, since its field `dtype` has what auto became
 OF_THIS_START = (
     "out_dir",
     "init_from",
@@ -38,14 +39,15 @@ OF_THIS_START = (
     "dtype",
 )
 OF_SCHEDULE = ("schedule", "decay_iters", "min_lr")
-# a run's evaluations are compared with each other: they read the same sample in the same way.
-# muon_split may change: the moments are those of the whole weight
+# evaluations of a run are compared: they read the same sample in the same way; and its moments are
+# those of its optimizers (muon_split may change: they are of the whole weight)
 KEPT = ("eval_tokens", "mask_documents", "optimizer", "gate_optimizer")
 OF_ADAMW = ("exp_avg", "exp_avg_sq")
+MEAN_OF = {torch.optim.AdamW: "exp_avg", Muon: "momentum_buffer"}  # what each keeps of a gradient
 # seconds that init_from=auto waits for the lock: a file server may not know yet that a machine is
 # gone (NFS 4: 90)
 LOCK_WAIT = 120.0
-# keys that stand for what the run has derived
+# (key, value): values that stand for what the run has derived
 DERIVED = (("dtype", "auto"), ("vocab_size", None), ("head_dim", None))
 
 
@@ -93,8 +95,8 @@ def go_on(user_keys: dict, file: Path) -> Start:
     for name in NEEDED:
         if name not in resumed:
             raise UserError(
-                f"{file}: has no {name}, to resume; --init_from={file} starts a new run from its "
-                "weights"
+                f"{file}: has no {name}, which a resume needs; --init_from={file} starts a new run "
+                "from its weights, in another out_dir"
             )
     saved = dataclasses.asdict(configurator.build(TrainConfig, resumed["config"], str(file)))
     before = {name: value for name, value in saved.items() if name not in OF_THIS_START}
@@ -105,7 +107,7 @@ def go_on(user_keys: dict, file: Path) -> Start:
         if asked != had and (name, asked) not in DERIVED:
             raise UserError(
                 f"{name}={asked}: {file} has {had}, which a resumed run keeps; leave it out, or "
-                "its config"
+                "the config file that has it"
             )
     schedule = user_keys.get("schedule", before["schedule"])
     values = dict(before)
@@ -125,7 +127,8 @@ def go_on(user_keys: dict, file: Path) -> Start:
 
 
 def check_place_in_data(config: TrainConfig, before: dict, resumed: dict, file: Path) -> None:
-    """UserError for another number of rows a step, and for a run that is over."""
+    """UserError for another number of rows a step, and for a max_iters before the checkpoint's
+    step."""
     had = before["batch_size"] * before["gradient_accumulation_steps"]
     asked = config.batch_size * config.gradient_accumulation_steps
     if asked != had:
@@ -134,7 +137,7 @@ def check_place_in_data(config: TrainConfig, before: dict, resumed: dict, file: 
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: {file} has {had} "
             f"rows a step, which a resumed run keeps, and not {asked}: its place in the data is "
             f"the step times the rows; --init_from={file} --keep_moments=true goes on with other "
-            "rows as a new run"
+            "rows as a new run, in another out_dir"
         )
     if resumed["iter_num"] > config.max_iters:
         raise UserError(
@@ -254,8 +257,8 @@ def check_new_gate(gate: Gate, place: str, lost: list[str], n_embd: int, path: s
         name = place.removeprefix("mixer.gates.")
         raise UserError(
             f"gate {name}: a new gate would start at {value.flatten()[0]:.3g}, not {identity:g}, "
-            f"and change what {path} computes; --gate_activation=sigmoid2 starts at the same "
-            "function"
+            f"and change what {path} computes; --gate_activation=sigmoid2 without a gate_bias "
+            "starts as the identity"
         )
 
 
@@ -322,13 +325,20 @@ def check_moments(optimizers: list[torch.optim.Optimizer], moments: dict) -> Non
     """Raises ValueError for moments {name: {"exp_avg": tensor ...}} that are not those of these
     optimizers: AdamW's fused kernel would write past the end of a smaller tensor."""
     parameters: dict = {}
+    needed: dict = {}  # {name: the moment without which its optimizer makes no step}
     for optimizer in optimizers:
-        parameters.update(named_parameters(optimizer))
+        own = dict(named_parameters(optimizer))
+        parameters |= own
+        if type(optimizer) in MEAN_OF:
+            needed |= dict.fromkeys(own, MEAN_OF[type(optimizer)])
     if moments.keys() != parameters.keys():
         raise ValueError(
             f"its optimizer has {len(moments)} parameters, of other names than the model's"
         )
     for name, parameter in parameters.items():
+        mean = needed.get(name)
+        if mean is not None and moments[name] and mean not in moments[name]:
+            raise ValueError(f"{name} was stepped by another optimizer: its moments have no {mean}")
         for part, tensor in moments[name].items():
             reason = wrong_tensor(tensor)
             if not reason and tensor.shape != parameter.shape:

@@ -71,7 +71,7 @@ RULES = [  # a rule, what obeys it, what does not and what is then said of it
     ({"b", "a"}, ["a"], [("c", "one of a, b"), (3, ""), (["a"], "")]),
     ([(int, 0, 9), 1, 2], [[1], [1, 2]], [([], "a list of length"), ([1, 2, 3], ""), ([1, -1], "[1]=-1")]),
     ({"a": (int, 0, 9), "b?": object}, [{"a": 1, "b": []}], [({"b": 1}, "it has no a"), ({"a": -1}, "a=-1: ")]),
-    ({str: [(int, 0, 9), 1, 1]}, [{}, {"x?": [1]}], [({"x": [-1]}, "x[0]=-1"), ({3: [1]}, "its names texts")]),
+    ({str: [(int, 0, 9), 1, 1]}, [{}, {"x?": [1]}], [({"x": [-1]}, "x[0]=-1"), ({3: [1]}, "whose names are texts")]),
 ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def test_a_dry_run_counts_steps_time_memory_and_epochs_and_writes_nothing(mqar, 
     row = train["tokens"] / train["rows"]
     tokens = round(16 * row)
     assert f"model: 2 x 16, softmax, gate elementwise, {model.n_params():,} parameters" in said
-    assert f"of which the whole run reads {160 * row:,.0f}: {160 * row / train['tokens']:.3g} epochs" in said
+    assert f"; the whole run reads {160 * row:,.0f}: {160 * row / train['tokens']:.3g} epochs" in said
     assert f"steps: 10 of {tokens:,} tokens, {10 * tokens:,} tokens in all" in said
     flops = 3 * tokens * model.flops_per_token(round(row))
     hours = 10 * flops / (MFU * 2 * PEAK_FLOPS[CARD]) / 3600

@@ -99,6 +99,8 @@ def test_a_key_of_training_that_does_nothing_is_named_and_so_is_a_warmup_longer_
     words = "warmup_iters=9 is longer than the run of 3 steps, which does not reach learning_rate=0.001"
     assert notes("--learning_rate=1e-3 --warmup_iters=9 --max_iters=3") == [f"note: {words}"]
     assert not notes("--warmup_iters=3 --max_iters=3")
+    (note,) = notes("--attention=kda_fla --window=128")  # a subclass of the delta rule, not of softmax
+    assert note == "note: window=128 changes nothing: no layer is softmax"
 
 
 def test_the_table_names_keys_and_mixers_that_there_are():

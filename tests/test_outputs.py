@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 import subprocess
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -411,3 +412,12 @@ def test_a_data_set_replaces_the_files_of_the_one_before(trained, mqar, tmp_path
     assert (tmp_path / "train_0001.npy").exists()
     write(overwrite=True)
     assert not (tmp_path / "train_0001.npy").exists()
+
+
+def test_overwrite_removes_every_checkpoint_of_the_old_run_also_of_a_relative_out_dir(keys, helpers, monkeypatch):
+    monkeypatch.chdir(keys("out")["out_dir"].parent)
+    given = keys("out") | dict(out_dir="relative", max_iters=4, eval_interval=2, keep_interval=2)
+    helpers.train(**given)
+    assert Path("relative/ckpt-2.pt").exists() and Path("relative/ckpt-4.pt").exists()
+    helpers.train(**given | dict(keep_interval=None, overwrite=True))
+    assert sorted(path.name for path in Path("relative").glob("*.pt")) == ["best.pt", "ckpt.pt"]

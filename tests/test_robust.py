@@ -287,6 +287,13 @@ def test_too_large_a_run_is_refused_before_anything_is_written(helpers, mqar, tm
     assert not (tmp_path / "out").exists()
 
 
+def test_memory_counts_gradients_of_what_is_trained_alone(helpers, mqar, tmp_path, monkeypatch):
+    keys = dict(n_layer=1, n_head=2, n_embd=512, block_size=32, batch_size=2, gate="headwise", max_iters=1)
+    monkeypatch.setattr(memory, "ram_limit", lambda: 16e6)  # weights are 12.7 MB, those of gates 4 kB
+    assert "of memory are needed" in helpers.error_of(helpers.train, mqar, tmp_path / "out", **keys)
+    helpers.train(mqar, tmp_path / "out", **keys, gates_only=True)
+
+
 def test_a_container_a_job_around_it_and_a_ulimit_allow_less_than_the_machine_has(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "CGROUP_OF_PROCESS", tmp_path / "gone")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)

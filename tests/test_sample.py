@@ -1,5 +1,6 @@
 """evaluate.py and sample.py: the numbers and the text of checkpoints trained for a moment, and how ids are drawn."""
 
+import json
 import math
 import sys
 import warnings
@@ -15,10 +16,14 @@ from test_model import T, make_config
 import evaluate
 import sample
 from base.configurator import UserError
+from data import tokenizer
 from data.shards import open_dataset
 from model import MIXERS
 from ops.sampling import draw
 from runs.checkpoint import load_model
+
+# of an added token, in a tokenizer.json
+MARK = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
 
 THREE = ["softmax", "cosformer", "gla"]
 
@@ -212,6 +217,21 @@ def test_past_block_size_a_window_rolls_with_a_warning_and_a_recurrence_goes_on(
     assert len(printed) == 1
     with warnings.catch_warnings(action="error"):
         assert make_model(attention="gla").generate(idx, 2 * T).shape == (1, 3 + 2 * T)
+
+
+def test_an_empty_prompt_of_a_bpe_begins_a_line_or_behind_its_end_of_text(tmp_path):
+    trained = tokenizer.choose_tokenizer("bpe:300", ["one\ntwo\n" * 9])
+    assert trained.decode_bytes([trained.end_of_text]) == b"\n"
+    marked = json.loads(trained.content)
+    marked["added_tokens"] = [dict(MARK, id=trained.vocab_size, content="<|endoftext|>")]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(marked))
+    of_model = tokenizer.choose_tokenizer(str(tmp_path), [])
+    assert of_model.end_of_text == trained.vocab_size
+
+
+def test_a_bpe_to_be_trained_is_no_tokenizer_of_a_checkpoint(trained, helpers):
+    message = helpers.error_of(sample.main, [f"--checkpoint={trained}", "--tokenizer=bpe:300"])
+    assert message == "tokenizer 'bpe:300': name the folder of the tokenizer.json that was trained"
 
 
 def test_a_model_with_more_ids_than_its_tokenizer_draws_text_alone(text, tmp_path, helpers, sampled):

@@ -449,6 +449,10 @@ def test_wrong_data_or_starts_are_told_before_a_file_is_written(run, trained, te
     moments |= dict(gate="elementwise", gate_activation="sigmoid2")  # what is found when the model has been built
     message = helpers.error_of(run, "out", **moments)
     assert "its optimizer has 14 parameters, of other names than the model's" in message
+    gated = dict(optimizer="muon", gate="elementwise", max_iters=2)
+    of_adamw = run("gates_in_adamw", **gated, gate_optimizer="adamw")
+    message = helpers.error_of(run, "out", **gated, init_from=of_adamw, keep_moments=True)
+    assert "was stepped by another optimizer: its moments have no momentum_buffer" in message
 
 
 def test_what_is_built_and_never_applied_is_an_error(run, helpers, monkeypatch):
