@@ -13,7 +13,7 @@ selection_seeds each arm's learning rate is chosen on those, and the seeds are r
 
 out_dir gets rows.jsonl (one object per finished run), figures, report.html and a folder per run;
 started again, it keeps the rows it has, and continues the runs that were stopped. SIGTERM,
-Ctrl-C, SIGHUP and SIGUSR1 stop the runs, each of which saves first; the status is then 128 and the
+Ctrl-C, SIGHUP and SIGUSR1 stop the runs, each of which saves first; the status is then 128 plus the
 signal's number.
 
 base and data given on the command line, or beside an include, are added to those of the file:
@@ -37,7 +37,9 @@ class ExperimentConfig:
         [], 'with variants: every mixer in every variant is an arm, as "gla" and "gla sigmoid"'
     )
     variants: dict = key(
-        {}, '{variant: its keys of train.py; "mixers": the only ones that have it}; none: the mixer'
+        {},
+        '{variant: its keys of train.py; "mixers": the only ones that have it}; the arm of the variant '
+        '"none" is called as its mixer',
     )
     seeds: list[int] = key(
         [0], "one run of every arm each; it seeds the data, too, unless data has a seed", at_least=0
@@ -45,7 +47,7 @@ class ExperimentConfig:
     seeds_of: dict = key({}, "{arm: the only ones of the seeds that it is run with}")
     branches: dict = key(
         {},
-        '{arm: {"of": another arm, "at": step}}: it goes on from the checkpoint that this one keeps there',
+        '{arm: {"of": another arm, "at": step}}: it goes on from the checkpoint that the other keeps then',
     )
     first_arms: list[str] = key(
         [], "arms whose runs of all seeds go before those of the others, if hours are short"
@@ -54,18 +56,22 @@ class ExperimentConfig:
     selection_seeds: list[int] = key(
         [], "seeds that the learning rates are chosen on, and nothing else", at_least=0
     )
-    rate_of: dict = key({}, "{arm: the arm whose chosen rate it takes, untried itself}")
+    rate_of: dict = key({}, "{arm: another one, whose chosen rate it takes; none is tried for it}")
     select_by: str = key(
         "auc", "auc: area under the curve; last: its last value", choices=("auc", "last")
     )
     selection_iters: int = key(
-        0, "their steps, with a schedule of their own (0: max_iters)", at_least=0
+        0,
+        "steps of the runs that choose rates, with a schedule of their own (0: max_iters)",
+        at_least=0,
     )
     selection_base: dict = key(
-        {}, "keys of train.py of these runs alone, such as what they need not measure"
+        {}, "more keys of train.py for the runs that choose rates, such as meters = False"
     )
     pool_rates: bool = key(
-        False, "true: a mixer's arms share their mean's best rate, but for a clearly better one"
+        False,
+        "true: a mixer's arms share the rate that is best for their mean, unless another is clearly better "
+        "for one",
     )
     widen_rates: bool = key(
         True, "a choice at the edge of the rates tries the next one beyond (false: it does not)"
@@ -83,7 +89,9 @@ class ExperimentConfig:
         '{claim: {"contrast": "arm - arm", "above": threshold, ...}}: docs/experiments.md, Claims',
     )
     pair_spread: float | None = key(
-        None, "--dry_run without rows: assumed spread of pairs, in any unit", above=0
+        None,
+        "--dry_run without rows: assumed standard deviation of a pair's difference, in a row's unit",
+        above=0,
     )
     run: bool = key(True, "false: no run is started, the rows that are there are shown")
     dry_run: bool = key(False, "show the list of runs and what each claim can show, and do nothing")
@@ -133,7 +141,7 @@ class ExperimentConfig:
         """Raises UserError for a name that could lead out of out_dir, since runs' folders and
         scores' files bear the names of arms and scores, and for one of no arm or score."""
         words = "names are file names: 1 to 80 bytes, without slashes and line ends, that begin "
-        words += "with no dot"
+        words += "with no dot or space"
         for name in [self.name, *self.arms, *self.scores]:
             is_right = FILE_NAME.fullmatch(name) and name.isprintable() and len(name.encode()) <= 80
             refuse(not is_right, f"name, arms, scores: {show(name)}: {words}")
@@ -172,6 +180,8 @@ class ExperimentConfig:
         keys = self.keys_of(of)
         is_kept = keys.keep_interval and at % keys.keep_interval == 0 and at <= keys.max_iters
         refuse(not is_kept, f"{of!r} keeps no checkpoint of step {at}: give it a keep_interval")
+        seeds, of_other = (claims.seeds_of_claim(self, {name: 1.0}) for name in (arm, of))
+        refuse(set(seeds) - set(of_other), f"{of!r} is not run with all of its seeds")
 
     def check_claim(self, claim: dict) -> None:
         """Raises UserError for a claim whose parts contradict each other, or that names what the
@@ -180,7 +190,8 @@ class ExperimentConfig:
         path = claim.get("of", [self.metric])
         is_right = all(type(name) is str for name in path)
         if str(path[0]) in curves.METRICS:
-            is_right = path[1:-1] in PARTS and type(path[-1]) in (int, float)
+            parts = PARTS[:1] if path[0] == "at" else PARTS  # "at" is of the curve as a whole
+            is_right = path[1:-1] in parts and type(path[-1]) in (int, float)
         words = "must be names that lead to a number in a row, or as ['lost', 0.9]"
         refuse(not is_right, f"of={show(path)}: {words}")
         given = claim.keys()

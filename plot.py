@@ -86,7 +86,7 @@ def curves(folders: list[Path]) -> Path:
         title = f"Lowest at its end: {least}, {ends[least]:.4f}"
         axes.set_title(textwrap.fill(title, 60), fontsize=11)
     axes.set(xlabel="step", ylabel="validation loss (nats a token)   ← better")
-    # beside it, in out/, the default run would find a foreign file
+    # not beside that folder: in out/ it would be a foreign file for a run with the default out_dir
     return write(figure, folders[0] / "curves.png")
 
 

@@ -42,8 +42,8 @@ class FoX(WrittenOut):
     """The Forgetting Transformer (Lin et al. 2025): a score gets the sum of log f from behind the
     key up to the query, with f = sigmoid(W x + b) for each head and token.
 
-    log f is the projection's log_decay (B, S, H), in decoding also of the tokens before, which the
-    state has for as many tokens as keys, in order.
+    log f is the projection's log_decay (B, T, H). In decoding it is (B, M + T, H): the state keeps
+    that of the last M tokens, in order, as many as the cache holds; `mask` takes the last S.
     """
 
     def __init__(self, config, gate):
@@ -303,8 +303,8 @@ class NormOfHalves(RMSNorm):
 
 
 class Mamba3(Mixer):
-    """Mamba-3 (Lahoti et al. 2026) in its SISO form: a share r of a token is written at once, the
-    rest with the next.
+    """Mamba-3 (Lahoti et al. 2026) in its SISO form: a token is written twice, at once with its own
+    r dt, and with the next token, with that one's (1 - r) dt.
 
         S_t = a_t (S_{t-1} + (1 - r_t) dt_t k_{t-1} v_{t-1}^T) + r_t dt_t k_t v_t^T,    a_t = exp(-A_t dt_t)
 
@@ -406,8 +406,8 @@ class Monarch(Mixer):
     the n = 64 rows of S.
 
     L and R are block diagonal: sqrt(n) = 8 orthogonal blocks of 8 x 8, the Cayley transforms (I +
-    A)^-1 (I - A) of skew-symmetric A, which are parameters; of x_t is only one sigmoid for each
-    block, a factor on it. P transposes the rows as an 8 x 8 table (Dao et al. 2022, "Monarch").
+    A)^-1 (I - A) of skew-symmetric A, which are parameters; x_t enters only by a sigmoid for
+    each block, a factor on it. P transposes the rows as an 8 x 8 table (Dao et al. 2022, "Monarch").
     Products of such matrices are not of that form, so there is no cheap chunked form: it runs token
     by token, and block_size may not be above 64.
 

@@ -55,7 +55,7 @@ from runs.checkpoint import load
 def main(argv: list[str]) -> None:
     config = configurator.load(ExportConfig, argv, positional=None)
     if config.from_hf is not None and config.to_hf is not None:
-        raise UserError("of from_hf and to_hf give one")
+        raise UserError("from_hf, to_hf: give one of them, not both")
     if config.to_hf is not None:
         print(write_folder(config.checkpoint, config.to_hf, config.family, config.overwrite))
         return

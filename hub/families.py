@@ -137,13 +137,13 @@ ALLOWED: dict[str, tuple] = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     # of fla
-    "feature_map": (),
-    "clamp_min": (),
+    "feature_map": (None,),
+    "clamp_min": (None,),
     "qk_norm": ("l2",),
     "qk_activation": ("silu",),
     "output_gate_activation": ("swish", "silu"),
     "use_output_gate": (True,),
-    "attn": (),  # softmax layers between the others
+    "attn": (None,),  # softmax layers between the others
     # of Mamba-2
     "norm_before_gate": (False,),
     "time_step_limit": NO_LIMIT,

@@ -113,7 +113,7 @@ def config_of(fields: dict[str, Any], tensors: list) -> dict:
     family = fields.get("general.architecture")
     if family not in FAMILIES:
         raise UserError(
-            f"general.architecture is {show(family)}; read are {', '.join(sorted(FAMILIES))}"
+            f"general.architecture is {show(family)}; these can be read: {', '.join(sorted(FAMILIES))}"
         )
     about = {"model_type": family, "hidden_act": "silu"}
     for field, name in FIELDS.items():
@@ -124,7 +124,7 @@ def config_of(fields: dict[str, Any], tensors: list) -> dict:
             raise UserError(f"has no field {family}.{field}")
     scaling = fields.get(f"{family}.rope.scaling.type", "none")
     if scaling != "none":
-        raise UserError(f"{family}.rope.scaling.type is {show(scaling)}; read is none alone")
+        raise UserError(f"{family}.rope.scaling.type is {show(scaling)}; only none can be read")
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     about["tie_word_embeddings"] = "output.weight" not in shapes
     if "token_embd.weight" in shapes:
@@ -133,7 +133,7 @@ def config_of(fields: dict[str, Any], tensors: list) -> dict:
     turned = fields.get(f"{family}.rope.dimension_count", head_dim)
     if turned != head_dim:
         raise UserError(
-            f"{family}.rope.dimension_count is {show(turned)}; read is {head_dim} alone"
+            f"{family}.rope.dimension_count is {show(turned)}; only {head_dim} can be read"
         )
     return about
 
@@ -146,7 +146,7 @@ def check_sizes(tensors: list, size: int) -> None:
     for tensor in sorted(tensors, key=lambda tensor: tensor.data_offset):
         if tensor.tensor_type.name not in TYPES:
             raise UserError(
-                f"tensor {show(tensor.name)} is {tensor.tensor_type.name}; read are {', '.join(TYPES)}"
+                f"tensor {show(tensor.name)} is {tensor.tensor_type.name}; these can be read: {', '.join(TYPES)}"
             )
         if tensor.data_offset < end:
             raise UserError(f"tensor {show(tensor.name)} overlaps the one before it")
@@ -185,11 +185,13 @@ def tokenizer_of(fields: dict[str, Any]) -> bytes:
         from tokenizers import decoders, models, pre_tokenizers, processors
     kind = fields.get("tokenizer.ggml.model")
     if kind != "gpt2":
-        raise UserError(f"tokenizer.ggml.model is {show(kind)}; read is gpt2 alone, with merges")
+        raise UserError(
+            f"tokenizer.ggml.model is {show(kind)}; only gpt2, with merges, can be read"
+        )
     pre = fields.get("tokenizer.ggml.pre", "gpt-2")
     if pre not in PATTERNS:
         raise UserError(
-            f"tokenizer.ggml.pre is {show(pre)}; read are {', '.join(sorted(PATTERNS))}"
+            f"tokenizer.ggml.pre is {show(pre)}; these can be read: {', '.join(sorted(PATTERNS))}"
         )
     with one_line("its tokenizer.ggml.tokens or merges are damaged", Exception):
         tokens = fields["tokenizer.ggml.tokens"]

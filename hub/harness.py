@@ -9,8 +9,8 @@ Without --device it is a GPU where there is one, and else the CPU. model_args ar
 the dtype of matrix products (the run's if it isn't given). Texts are read one by one, of a longer
 one the last block_size tokens, as the harness does it for other models; an answer ends early where
 cosformer or learned positions end. An answer also ends at the eos_token_id of an imported model's
-generation_config.json, and at GPT-2's end of text. That id stands before a text that begins with
-nothing, or else a line end. What an imported model's tokenizer.json puts before a text, as Llama's
+generation_config.json, and at GPT-2's end of text. An empty context begins with that id; where there
+is none, with a line end. What an imported model's tokenizer.json puts before a text, as Llama's
 does, stands before every text, and is not counted as a part of it.
 """
 

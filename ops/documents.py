@@ -1,7 +1,7 @@
 """Where the documents of packed rows begin, as mixers read it: made once for each pass of the model.
 
     document = Documents(places)        # of the loader: (B, T)
-    q = rotate(q, document.position)    # positions begin anew
+    q = rotate(q, 0, angles, document)  # positions begin anew
     for one in document.split(x): ...   # (documents of one length, length, ...) each
 
 The loader's (B, T) has, for each token, the place in the row at which its document begins: 0 0 0 3 3
@@ -74,8 +74,8 @@ class Documents:
         return x.view(*self.first.shape, *x.shape[1:])
 
     def crossing(self, distance: int) -> tuple[Tensor, ...]:
-        """The tokens before which so many tokens back is no token of their document: their rows and
-        their places."""
+        """(rows, places) of the tokens that have fewer than `distance` tokens of their document before
+        them."""
         if distance not in self._crossings:
             self._crossings[distance] = (self.position < distance).nonzero(as_tuple=True)
         return self._crossings[distance]

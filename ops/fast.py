@@ -229,8 +229,8 @@ def _flush(decay):
 
 
 class Inverse(Function):
-    """(I + L)^-1 of a strictly lower triangular L (..., C, C): the slow
-    torch.linalg.solve_triangular(I + L, I). With Chunks the delta rule takes 55 ms instead of 112, at
+    """(I + L)^-1 of a strictly lower triangular L (..., C, C), which
+    torch.linalg.solve_triangular(I + L, I) computes slowly. With Chunks the delta rule takes 55 ms instead of 112, at
     1,024 tokens (results/bench/README.md)."""
 
     def forward(ctx, L):
@@ -370,7 +370,7 @@ class Convolution(Function):
     (C,) or None. A part of the gain of mamba2 and gated_deltanet.
 
     crossings: None, or the tokens (rows, places) at which each weight_i would read another
-    document. They are few, so that what stood there is put back.
+    document. They are few: what y held there is saved, and put back after the sum.
     """
 
     def forward(ctx, x, weight, bias, crossings=None):

@@ -8,8 +8,8 @@
     quadratic       the explicit weights w_ij with o_i = sum_j w_ij v_j: for the meters
     kernels.fla     the same in Triton's kernels, on a GPU
 
-All but quadratic return o (B, T, H, Dv) and the final state (B, H, Dk, Dv), in at least float32, of
-the arguments
+All but quadratic return o (B, T, H, Dv) and the final state (B, H, Dk, Dv), in at least float32
+(kernels.fla: o in v's dtype), of the arguments (kernels.fla: no erase, and bounds in place of first)
 
     q, k            (B, T, H, Dk); one head (H = 1) is shared by all heads of v. No form scales q
     v               (B, T, H, Dv)
@@ -21,7 +21,7 @@ the arguments
 
 Packed documents are kept apart by one rule, in `prepare`: at a document's first token the decay is
 zero, log a_t = -inf, in a mixer without a decay too. So the state before it is forgotten, and no
-weight reaches over it. (kernels.fla gets the lengths of the documents instead.)
+weight reaches over it. (kernels.fla is told where the documents begin instead.)
 
 Autocast changes nothing, forward or backward: bfloat16 has too few digits for decays, sums and
 states. On a GPU, train.py lets TF32 compute float32 products. T = 0 gives an empty output and
@@ -55,8 +55,8 @@ def recurrent(q, k, v, *, log_decay=None, beta=None, erase=None, initial_state=N
     with torch.autocast(q.device.type, enabled=False):
         for q_t, k_t, v_t, log_a, beta_t, erase_t in zip(*inputs, strict=True):  # (B, H, 1, D)
             a = None if log_a is None else log_a.exp()
-            # 1. the delta rule: what the decayed state holds under k, or erase, gives way to a
-            # share beta of v
+            # 1. the delta rule: of what the decayed state holds under k, or erase, a share beta gives
+            # way to the same share of v
             if beta_t is not None:
                 erase_t = k_t if erase_t is None else erase_t
                 v_t = beta_t * (v_t - product(erase_t if a is None else erase_t * a, S))

@@ -28,7 +28,8 @@ def stream(
     numbers = [value for value in (max_new_tokens, top_k, n_tokens) if value is not None]
     if min(numbers) < 1 or not 0 <= temperature < math.inf or not (top_p is None or 0 < top_p <= 1):
         raise UserError(
-            "stream: max_new_tokens, top_k and n_tokens are at least 1, temperature 0, and top_p in (0, 1]"
+            "stream: max_new_tokens, top_k and n_tokens must be at least 1, temperature finite and not "
+            "negative, top_p above 0 and at most 1"
         )
     check_prompt(model, idx, max_new_tokens)
 

@@ -1,1 +1,1 @@
-"""The parts of bench.py: what is measured, against what, and how a ratio becomes a claim."""
+"""The parts of bench.py: what is measured, against what, and the rows that are written."""

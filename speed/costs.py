@@ -50,8 +50,8 @@ def train(config: BenchConfig, rows: Rows) -> None:
 
 
 def peak_memory(config: BenchConfig, name: str, keys: dict) -> int:
-    """Peak memory of this process, on a GPU of the tensors alone, that trains such a Side three
-    times."""
+    """Trains such a Side three times. Returns the peak memory of this process, on a GPU that of the
+    tensors."""
     torch.set_num_threads(config.threads)
     configurator.set_up()
     side = Side(config, name, **keys)

@@ -125,7 +125,7 @@ def interleave(sides: dict, config: BenchConfig) -> dict[str, list[float]]:
 @torch.inference_mode()  # as GPT.stream
 def prefilled(model: GPT, context: int, B: int = 1) -> Callable:
     """Returns decode(), which makes TOKENS tokens, one after the other, in B rows behind a context
-    of that length, or of all but TOKENS tokens of a shorter model's."""
+    of that length, or of block_size - TOKENS tokens where that is less."""
     context = min(context, model.config.block_size - TOKENS)
     idx = torch.zeros(B, context, dtype=torch.long, device=model.wte.weight.device)
     _, state = model.features(idx, model.init_state(B, dtype=model.wte.weight.dtype), 0)

@@ -1,4 +1,4 @@
-"""The parts step, mixers, compiled, decode and profile: speeds of whole models.
+"""The parts step, decode, profile and mixers (also mixers_compiled, mixers_torch): speeds of whole models.
 
 Sizes are those of nanoGPT's 124M model, and a step has 12,288 tokens. A rehearsal has one narrow
 layer.
@@ -20,6 +20,7 @@ from speed.measure import NANOGPT, PLAIN, TOKENS, Side, prefilled
 from speed.rows import Rows
 
 WARM_UP = 5  # steps
+TIMED_CALLS = 5  # of decoding, of which the fastest counts
 HOW = ("float32", "autocast", "bfloat16 weights")  # sample.py decodes as the first of them
 
 
@@ -95,7 +96,7 @@ def decode(config: BenchConfig, rows: Rows) -> None:
             with in_dtype:
                 call = prefilled(model, 256, B)
                 call()  # warms up
-                seconds = min(seconds_of(call, config.device) for _ in range(WARM_UP)) / TOKENS
+                seconds = min(seconds_of(call, config.device) for _ in range(TIMED_CALLS)) / TOKENS
             rows.write(row, ms_a_token=1e3 * seconds, tokens_s=B / seconds)
 
 

@@ -1,7 +1,11 @@
 """Arms as the product of mixers and variants, and claims about all of them.
 
-    mixers = ["softmax", "gla"] variants = {"none": {}, "sigmoid": {"gate": "elementwise"},
-    "native": {"gate": "native", "mixers": ["gla"]}}
+    mixers = ["softmax", "gla"]
+    variants = {
+        "none": {},
+        "sigmoid": {"gate": "elementwise"},
+        "native": {"gate": "native", "mixers": ["gla"]},
+    }
 
 gives the arms "softmax", "softmax sigmoid", "gla", "gla sigmoid" and "gla native", each with its
 mixer as `attention`.
@@ -63,7 +67,7 @@ def check_entry(value: object, rule: object, name: str = "") -> None:
 
 
 def check_named(label: str, names: Iterable[str], choices: Iterable[str]) -> None:
-    """Raises UserError for a name that is not one of the config's own names of arms or claims."""
+    """Raises UserError for a name that is none of the choices."""
     for name in names:
         configurator.check_choice(label, name, list(choices) or ["(there are none)"])
 
@@ -143,7 +147,7 @@ def all_claims(config) -> dict[str, dict]:
 def written_out(config, name: str, claim: dict) -> list[tuple[str, dict]]:
     """[(name, claim about arms)] that a claim stands for."""
     check_entry(claim, CLAIM)
-    check_named("it", claim, [part.rstrip("?") for part in CLAIM])
+    check_named("its key", claim, [part.rstrip("?") for part in CLAIM])
     weights = weights_of(claim["contrast"])
     kinds = {"pool", "each"} & claim.keys()
     if not kinds:

@@ -25,12 +25,13 @@ UNITS = {
     "nats a token": "+z.4f",
     "ratio of steps": ".2f",
     "ratio": ".3f",
+    "geometric mean": ".4g",
     "steps": ",.0f",
     "%": "+z.1f",
     "points": "+z.1f",
     "as in the rows": "+z.4g",
 }
-RATIOS = ("ratio of steps", "ratio", "steps")  # shown of logarithms
+RATIOS = ("ratio of steps", "ratio", "geometric mean", "steps")  # shown of logarithms
 PERCENT = ("%", "points")  # shown of fractions
 # {a name in the path of a claim: the unit}
 UNIT_OF = {
@@ -62,16 +63,17 @@ def with_interval(mean: float, low: float | None, high: float | None, unit: str)
 
 
 def effect_format(unit: str) -> str:
-    """The format of an effect, which of a number of steps is a factor."""
-    return ".2f" if unit == "steps" else UNITS[unit]
+    """The format of an effect, which of a number of steps, or of another mean, is a factor."""
+    return ".2f" if unit in ("steps", "geometric mean") else UNITS[unit]
 
 
 def unit_of(of: Sequence, weights: dict[str, float]) -> str:
     """The unit that the numbers of a claim are shown in, one of UNITS."""
-    if of[0] == "log_steps" and abs(sum(weights.values())) > 1e-9:
+    is_difference = abs(sum(weights.values())) <= 1e-9
+    if of[0] == "log_steps" and not is_difference:
         return "steps"
     if of[0] == "log":
-        return "ratio"
+        return "ratio" if is_difference else "geometric mean"
     for name in of:
         if name in UNIT_OF:
             return UNIT_OF[name]
@@ -134,8 +136,8 @@ def check_reach(config) -> None:
             while size * stats.smallest_p(needed, sides) >= stats.LEVEL:
                 needed += 1
             few = f"{len(question['seeds'])} seeds give no p under {p:.2g}"
-            few += f" after Holm's correction for {size} claims" if size > 1 else ""
-            words = f"so it cannot be supported; it needs {needed} seeds, or exploratory=true"
+            few += f" after Holm's correction for {size} tests" if size > 1 else ""
+            words = f"so it cannot be supported; at most {needed} are needed, or exploratory=true"
             raise UserError(f"claims: {question['claim']}: {few}, {words}")
 
 
@@ -206,7 +208,10 @@ def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) ->
         flags.append(f"no value in seeds {listed(result['lost'])}")
     if result["verdict"] == "not run":
         return flags
-    can_be_supported = any(p < stats.LEVEL for _, _, p, _ in result["tests"])
+    can_be_supported = any(
+        p < stats.LEVEL and stats.smallest_p(result.get("n", 0), sides) < stats.LEVEL
+        for _, sides, p, _ in result["tests"]
+    )
     if result["verdict"] == "inconclusive" and not can_be_supported:
         result["verdict"] = stats.UNDECIDABLE
     arms = {arm: [] for arm in result["contrast"]}
@@ -232,17 +237,18 @@ def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) ->
 
 
 def correct_over_all(judged: list[dict]) -> None:
-    """Adds "p_all", the smallest p of a claim after Holm's correction over all confirmatory tests
-    of the experiment, and "n_all", their number. A test that has not run counts, with p = 1.
-    Exploratory claims get neither."""
+    """Adds "p_all", p of the test that a claim's verdict rests on after Holm's correction over all
+    confirmatory tests of the experiment, and "n_all", their number. A test that has not run counts,
+    with p = 1. Claims that were declared exploratory get neither."""
     tests = []
     for result in judged:
         if not result["exploratory"]:
-            tests += [(result, result.get(test, 1.0)) for test, *_ in result["tests"]]
-    corrected = stats.holm([p for _, p in tests])
-    for (result, _), p in zip(tests, corrected, strict=True):
-        if result["verdict"] != "not run":
-            result["p_all"] = min(p, result.get("p_all", 1.0))
+            tests += [(result, test, result.get(test, 1.0)) for test, *_ in result["tests"]]
+    corrected = stats.holm([p for *_, p in tests])
+    for (result, test, _), p in zip(tests, corrected, strict=True):
+        rests_on = "p_within" if result["verdict"] == "equivalent" else "p"
+        if result["verdict"] != "not run" and (test == rests_on or len(result["tests"]) == 1):
+            result["p_all"] = p
             result["n_all"] = len(tests)
 
 

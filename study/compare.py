@@ -166,12 +166,12 @@ def sentence(result: dict, before: str, after: str, of: str | None) -> str:
     n, m = result["n"]
     direction = "higher" if change > 0 else "lower"
     said = f"{result['verdict']}: {of or 'the mean'} of {after} is {abs(change):.4g} {direction}"
-    said += f" than of {before}; "
+    said += f" than that of {before}; "
     if low is not None:
         said += f"95% interval of the difference {low:+.4g} to {result['high']:+.4g}; "
     if result["is_paired"]:
         runs = f"{n} paired seeds"
-        test = "exact sign-flip test"
+        test = "exact sign-flip test" if n <= stats.EXACT_SEEDS else "sign-flip test"
     else:
         runs = f"{n} runs before and {m} after, not paired"
         test = "permutation test"

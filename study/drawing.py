@@ -63,8 +63,9 @@ def curve_panels(
     path.
 
     A curve that ends before the others, as that of a run that has solved the task, keeps its last
-    value. Where a curve has no finite value the mean has a gap: one of the others would look better
-    than the arm is. A panel of more than eight arms is drawn as several, each with the first arm.
+    value. Where a curve has no finite value the mean has a gap, since a mean of the other seeds alone
+    would look better than the arm is. A panel of more than eight arms is drawn as several, each with
+    the first arm.
 
     panels: {title: {label: [curve of a seed, [(step, y), ...], ...]}}; looks: {label: matplotlib's
     keys of its lines}.
@@ -86,7 +87,7 @@ def curve_panels(
         dress(axes)
         handles, labels = axes.get_legend_handles_labels()
         named |= dict(zip(labels, handles, strict=True))
-    for axes in grid:  # behind all curves: limits stop where they are set
+    for axes in grid:  # last: set_ylim ends autoscaling, also that of the axes that share y
         axes.set_ylim(*ylim)
     figure.suptitle(textwrap.fill(title, 60 if is_one else 64), fontsize=12)
     last_line = figure.axes[-1:] if is_one else figure.axes[-2:]

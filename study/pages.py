@@ -51,7 +51,7 @@ SHOWN_FLAGS = ("two modes", "a look", "seeds", "no value", "ceiling", "floor")
 
 def main(argv: list[str]) -> None:
     if argv:
-        raise UserError("study/pages.py takes no keys: it writes the pages of results/ again")
+        raise UserError("study/pages.py takes no keys: it writes the numbers of PAGES again")
     for name in PAGES:
         text = read_regular(ROOT / name, 1 << 24).decode("utf-8")
         made = rewritten(text, name)

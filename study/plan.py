@@ -93,6 +93,8 @@ def make_trial(config, seed: int, arm: str, rate: float) -> dict:
             length = getattr(keys, name)
             if length:
                 run["config"][name] = max(1, round(length * steps / keys.max_iters))
+        for name in ("save_interval", "keep_interval", "keep_last"):  # a trial keeps nothing
+            run["config"].pop(name, None)
     run["config"] |= config.selection_base
     return run
 

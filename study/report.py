@@ -52,7 +52,7 @@ def rates_table(config, choices: list[dict]) -> Table:
         if choice["rate"] is not None:
             means = []
             for rate, values in sorted(choice["values"].items()):
-                # of a loss more is better, too
+                # abs: value_of negates a loss
                 means.append(f"{abs(fmean(values)):.4f} at {rate:g}")
             lines.append([choice["arm"], f"{choice['rate']:g}", ", ".join(means)])
     by = {"auc": "area under the curve", "last": "at the end"}[config.select_by]
@@ -136,10 +136,10 @@ PARTS = {
 
 
 def gain_curves(rows: list[dict], path: Path) -> list[Path]:
-    """Draws by how much each arm's loss is lower than that of its mixer's arm without a gate, of
-    the same seed and as many steps: a panel for each part of the text. Returns the path, or none
+    """Draws by how much each arm's loss is lower than that of its mixer's arm "none", of the same
+    seed and as many steps: a panel for each part of the text. Returns the path, or none
     where the rows have no losses by part, or no such arm."""
-    gated = []
+    others = []
     without = {}
     for row in rows:
         if row["finite"] and row.get("loss_curve"):
@@ -147,9 +147,9 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
             if variant_of(row) == "none":
                 without[pair] = row
             else:
-                gated.append((row, pair))
+                others.append((row, pair))
     panels = {}
-    for row, pair in gated:
+    for row, pair in others:
         if pair not in without:
             continue
         for title, part in PARTS.items():
@@ -167,7 +167,7 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
         ahead += min(gains) > 0
         behind += max(gains) < 0
     title = f"At the end every seed is ahead in {ahead} of {len(arms)} arms, and behind in {behind}"
-    label = "loss without minus loss with (nats a token)   gate better →"
+    label = "loss of none minus that of the arm (nats a token)   arm better →"
     looks = arm_looks(sorted(arms))
     return [curve_panels(panels, looks, path, title=title, ylabel=label, zero=True)]
 
@@ -294,10 +294,13 @@ def claims_figure(records: list[dict], path: Path, sides: dict[str, str]) -> lis
         height_ratios=heights,
         layout="constrained",
     )
-    counts = collections.Counter(one["verdict"] for one in shown)
+    counts = collections.Counter(
+        "exploratory: " * one["exploratory"] + one["verdict"] for one in shown
+    )
     title = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     figure.suptitle(f"Claims: {title}", fontsize=11)
-    how = "large dot: mean (hollow: exploratory); bar: exact 95% interval; small: a seed; black: asked"
+    how = "large dot: mean (hollow: exploratory); small: a seed; black: asked; bar: exact 95% interval\n"
+    how += "(of a one-sided claim two bounds, of 95% each)"
     figure.supxlabel(how, fontsize=8)
     for axes, (unit, of_unit) in zip(grid.flat, panels.items(), strict=True):
         is_ratio = unit in ("ratio of steps", "ratio")

@@ -109,6 +109,8 @@ def is_ready(run: dict, plan: Plan, out_dir: Path) -> bool:
     for other in plan.lacking:
         if other["arm"] == run["branch"]["of"] and other["seed"] == run["seed"]:
             return False
+    if any(choice["rate"] is None for choice in plan.choices):  # its run is not known yet
+        return False
     words = "which is not there, and no run that is left makes it; to repeat one, remove its row"
     raise UserError(f"{name_of(run)}: goes on from {start_of_branch(run, out_dir)}, {words}")
 
@@ -136,7 +138,7 @@ def work(config, out_dir: Path) -> None:
     the runs, which save first."""
     gpus = gpus_of(config)
     jobs = jobs_of(config, gpus)
-    # of each process of a run; results may depend on it: for the first run as for the last one
+    # of each process of a run. Results may depend on it: the same for all, also when few are left
     threads = max(1, usable_cores() // (jobs * config.processes_per_run))
     running = []
     look_at, waits = 0.0, False
@@ -383,8 +385,8 @@ def finish(config, run: dict, folder: Path, status: int) -> dict:
         "processes": config.processes_per_run,
         "prepare": config.prepare,
         "data_version": script_of(config.prepare).VERSION,
-        # a claim whose seeds were added later shows
-        "planned_seeds": config.seeds_of.get(run["arm"], config.seeds),
+        # by these a claim shows that seeds were added later
+        "planned_seeds": [s for s in config.seeds if s in config.seeds_of.get(run["arm"], [s])],
     }
     row |= {name: about.get(name) for name in OF_CODE_AND_MACHINE}
     return json.loads(json.dumps(row), parse_constant=lambda constant: None)  # NaN is no JSON

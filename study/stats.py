@@ -43,7 +43,7 @@ SIMULATIONS = 4000
 # up to this many seeds all 2^n sign patterns are listed; with more, RANDOM_PATTERNS are drawn
 EXACT_SEEDS = 16
 RANDOM_PATTERNS = 100_000
-MODES_LEVEL = 0.01  # so many of the normal samples would be taken for two modes
+MODES_LEVEL = 0.01  # the share of normal samples that would be taken for two modes
 MODES_SEEDS = 6  # with fewer seeds nobody looks for two modes
 NORMAL_SAMPLES = 20_000
 
@@ -82,8 +82,9 @@ def look_up(row: dict, path: Sequence) -> Any:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, list):
-        numbers = np.array(value, dtype=float)  # None is NaN
-        return float(np.nanmax(numbers, initial=-math.inf))
+        # None is NaN; layers may differ in their numbers of heads
+        parts = [np.array(part, dtype=float).ravel() for part in value]
+        return float(np.nanmax(np.concatenate([[-math.inf], *parts])))
     return value
 
 
@@ -241,7 +242,7 @@ def exact_interval(values: Sequence[float], sides: int = 2) -> tuple[float, floa
     is the whole line. sides 2: the interval of 1 - LEVEL. sides 1: two bounds, each of which holds
     with 1 - LEVEL by itself."""
 
-    def bound(numbers):  # the smallest t with p(t) >= LEVEL
+    def bound(numbers):  # the smallest t whose one-sided p is at least LEVEL / sides
         means = subset_means(numbers)
         return float(means[math.ceil(LEVEL / sides * len(means)) - 1])
 
@@ -277,7 +278,7 @@ def two_modes(arms: Sequence[Sequence[float]]) -> float | None:
     two modes if the means of the two groups leave a smaller share of the sum of squares than in all
     but MODES_LEVEL of normal samples as large (Engelman & Hartigan 1969 have that share where it is
     least), and the split goes through an arm: a quarter of its seeds, at least two, lie on either
-    side. If only two values differ, they are a yes or no or the steps of a grid.
+    side. Where there are only two different values, they are a yes or no, or steps of a grid: None.
 
     Simulated, two arms of 6 to 20 seeds: of normal arms of one spread, however far apart, up to
     2.1% are taken for two modes; where one spreads five times as wide, up to 25%, since so few
@@ -346,15 +347,15 @@ def smallest_p(n: int, sides: int = 2) -> float:
 
 @functools.cache
 def detectable(n: int, level: float) -> tuple[float, float]:
-    """(effect, band), in units of the spread of the differences, that n seeds show in 80% of cases
-    at a one-sided p.
+    """(effect, band), in units of the spread of the differences, that n seeds show in 80% of cases,
+    where a one-sided p has to be under `level`.
 
     effect: a mean so far over the threshold is seen to be over it. band: where the mean is zero, it
     is seen to lie within so much of zero. Both are infinite if n seeds give no p under the level.
     Differences are taken as normal. Up to SIMULATED_SEEDS seeds these are quantiles over
     SIMULATIONS sets of differences around zero: a shift of all values shifts the bounds of the test
-    with them. Beyond, the effect is that of Student's test, by the noncentral t, and the band adds
-    its quantiles.
+    with them. Beyond, the effect is that of Student's test, by the noncentral t, and the band
+    is the critical t plus the normal quantile of (1 - POWER) / 2, over sqrt(n).
     """
     if smallest_p(n, 1) >= level:
         return math.inf, math.inf

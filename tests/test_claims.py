@@ -70,6 +70,10 @@ def test_a_look_that_its_seeds_can_never_support_could_not_be_decided():
     lower = config_of({"gated": gain}, 6)
     (judged,) = claims.judge_claims(lower, rows_of(lower, lambda run: 0.5 - (run["arm"] == "gated") * 0.1))
     assert judged["verdict"] == "refuted"  # a bound can still decide against the claim
+    whole = config_of({"gated": gain}, 8)  # of which four seeds have run, and could show nothing
+    rows = [row for row in rows_of(whole, helped) if row["seed"] < 4]
+    (early,) = claims.judge_claims(whole, rows)
+    assert early["verdict"] == stats.UNDECIDABLE
 
 
 def test_a_verdict_that_holds_in_its_family_alone_is_flagged_with_p_over_all_declared_tests():
@@ -82,6 +86,9 @@ def test_a_verdict_that_holds_in_its_family_alone_is_flagged_with_p_over_all_dec
     assert {claim["p_holm"] for claim in declared} == {2**-8} and {claim["p_all"] for claim in declared} == {13 * 2**-8}
     assert declared[0]["flags"] == ["in its family alone: p is 0.051 over all 13 tests of the experiment"]
     assert "p_all" not in look and look["flags"] == []
+    band = {"same": gain | {"within": 0.05}, "more": gain}  # in a band, and over zero by less than it takes
+    same, _ = claims.judge_claims(both := config_of(band), rows_of(both, lambda run: 0.5))
+    assert same["verdict"] == "equivalent" and same["p_all"] == 3 * 2**-8  # and not the p of its threshold, 1
     twelve = config_of(dict(list(names.items())[:12]))
     assert claims.judge_claims(twelve, rows_of(twelve, helped))[0]["flags"] == []
 
@@ -91,10 +98,10 @@ def test_a_claim_that_its_seeds_cannot_support_is_refused_unless_it_is_explorato
         return helpers.error_of(listed, seeds=list(range(seeds)), **keys)
 
     claim = {"contrast": GAIN, "above": 0.05}
-    message = "claims: it helps: 5 seeds give no p under 0.062, so it cannot be supported; it needs 6 seeds, or exp"
+    message = "claims: it helps: 5 seeds give no p under 0.062, so it cannot be supported; at most 6 are needed, or"
     assert error(5, claims={"it helps": claim}).startswith(message)
     assert "4 seeds give no p under 0.062" in error(4, claims={"it is equal": {"contrast": GAIN, "within": 0.05}})
-    said = "6 seeds give no p under 0.062 after Holm's correction for 2 claims, so it cannot be supported; it needs 7"
+    said = "6 seeds give no p under 0.062 after Holm's correction for 2 tests, so it cannot be supported; at most 7"
     assert said in error(6, claims={"a": claim, "b": claim})
     assert "4 seeds" in error(6, claims={"a": claim}, seeds_of={"gated": [0, 1, 2, 3]})
     for count, asked in [
@@ -278,7 +285,11 @@ def test_the_claims_of_an_experiment_stand_in_one_figure(tmp_path, drawn):
     assert (later["unit"], later["estimate"], later["seeds"]["0"]) == ("ratio of steps", 1, 1)
     units = [claims.unit_of(of, {"gated": 1.0}) for of in (["lost", 0.9], ["step_ms"], ["log_steps", 0.9])]
     assert units == ["points", "as in the rows", "steps"]  # results/ has the others
+    of_log = [claims.unit_of(["log", "val_loss"], weights) for weights in ({"a": 1.0}, {"a": 1.0, "b": -1.0})]
+    assert of_log == ["geometric mean", "ratio"]  # of one arm it is no ratio
     report.claims_figure(records, tmp_path / "claims.png", {})
     points, ratios = ([label.get_text() for label in axes.get_yticklabels()] for axes in drawn["claims.png"].axes)
     assert (points, ratios) == (["it helps <more>: not supported"], [f"later: {later['verdict']}"])
+    title = f"Claims: 1 not supported, 1 exploratory: {later['verdict']}"
+    assert drawn["claims.png"].get_suptitle() == title
     assert report.claims_figure([], tmp_path / "claims.png", {}) == []

@@ -43,7 +43,9 @@ def test_files_of_every_kind_with_the_same_seeds_are_paired(kind, files, capsys)
     differences = [AFTER[seed] - BEFORE[seed] for seed in BEFORE]
     low, high = stats.exact_interval(differences)
     seen = capsys.readouterr().out
-    words = f"supported: val_loss of {after} is {-fmean(differences):.4g} lower than of {before}; 95% interval of the "
+    words = (
+        f"supported: val_loss of {after} is {-fmean(differences):.4g} lower than that of {before}; 95% interval of the "
+    )
     assert seen.startswith(words + f"difference {low:+.4g} to {high:+.4g}; 6 paired seeds, p 0.031 (exact sign-flip")
     assert float(re.search(r"a difference of ([\d.]+)\.$", seen.strip())[1]) > 0
 

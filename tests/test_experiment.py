@@ -335,6 +335,10 @@ WRONG = [
     (dict(branches={"x": {"of": "none", "at": 3}}), "branches: x: of='x': must be one of none, elementwise"),
     (dict(branches={"elementwise": {"of": "none"}}), "branches: elementwise has no at"),
     (branch(at=3), "branches: branch: 'none' keeps no checkpoint of step 3: give it a keep_interval"),
+    (
+        branch(at=3, keep_interval=3) | dict(seeds_of={"none": [0]}, seeds=[0, 1]),
+        "branches: branch: 'none' is not run with all of its seeds",
+    ),
     (branch(at=9, keep_interval=3), "branches: branch: 'none' keeps no checkpoint of step 9"),
     (branch(at=4, keep_interval=3), "branches: branch: 'none' keeps no checkpoint of step 4"),
     (dict(rate_of={"none": "none"}, **CHOOSING), "rate_of='none': must be one of elementwise"),
@@ -346,6 +350,7 @@ WRONG = [
     ),
     (dict(claims={"helps": GAIN | {"in": 3}}), "claims: helps: in: is more than the seeds of its arms"),
     (dict(claims={"helps": GAIN | {"of": ["lost"]}}), "claims: helps: of=['lost']: must be names"),
+    (of(["at", "far", 3]), "claims: helps: of=['at', 'far', 3]: must be names"),
     (of(["lost", "reapeted", 0.8]), "claims: helps: of=['lost', 'reapeted', 0.8]: must be names"),
     (of(["lost", "repeated", "far", 0.8]), "claims: helps: of=['lost', 'repeated', 'far', 0.8]: must be names"),
     (dict(claims={"helps": GAIN | {"contrast": {"none": 1}}}), "claims: helps: contrast={'none': 1}: must be a text"),

@@ -9,6 +9,7 @@ from made_rows import line_of, listed, made_row, rows_of, write_rows
 import plot
 from base import files
 from study import drawing, report
+from study.rows import mixer_of
 
 
 def test_a_mixer_has_a_panel_and_every_kind_of_arm_a_line_of_its_own(tmp_path, drawn):
@@ -58,6 +59,8 @@ def test_a_gain_is_drawn_where_another_run_of_the_mixer_had_no_gate_the_same_see
     assert list(panels) == ["all of the text", "first eighth of the window"]
     assert line_of(panels["all of the text"], "sigmoid").get_ydata() == pytest.approx([0.1, 0.1])
     assert "in 1 of 1 arms" in drawn["gain.png"].get_suptitle().replace("\n", " ")
+    mixers = {name: mixer_of({"config": {"attention": name}}) for name in ("fox", "xsa", "kda_fla", "gla")}
+    assert mixers == {"fox": "softmax", "xsa": "softmax", "kda_fla": "kda_fla", "gla": "gla"}
     assert report.gain_curves([row | {"loss_curve": []} for row in rows], tmp_path / "gain.png") == []
 
 

@@ -192,11 +192,11 @@ def renamed(field, value):
 
 
 WRONG = [
-    (dict(family="gemma"), "general.architecture is 'gemma'; read are llama, qwen2, qwen3"),
+    (dict(family="gemma"), "general.architecture is 'gemma'; these can be read: llama, qwen2"),
     ({"block_count": None}, "has no field llama.block_count"),
     (dict(change=renamed("llama.rope.scaling.type", "yarn")), "llama.rope.scaling.type is 'yarn'"),
     (dict(pre="deepseek-llm"), "tokenizer.ggml.pre is 'deepseek-llm'"),
-    ({"rope.dimension_count": 8}, "llama.rope.dimension_count is 8; read is 64 alone"),
+    ({"rope.dimension_count": 8}, "llama.rope.dimension_count is 8; only 64 can be read"),
     ({"block_count": 3}, "lacks model.layers.2."),
     ({"embedding_length": 255}, ""),
     ({"attention.head_count": 3}, ""),
@@ -239,7 +239,7 @@ def test_tensors_that_overlap_or_need_more_than_the_memory_are_refused(tmp_path,
     monkeypatch.setattr(gguf_files, "ram_limit", lambda: 1000)
     assert "of memory" in helpers.error_of(checkpoints.load, file)
     other = tensors[0]._replace(tensor_type=gguf.GGMLQuantizationType.Q2_K)
-    assert "is Q2_K; read are F32" in helpers.error_of(gguf_files.check_sizes, [other], 1 << 40)
+    assert "is Q2_K; these can be read: F32" in helpers.error_of(gguf_files.check_sizes, [other], 1 << 40)
 
 
 PYTHON = """#!/bin/sh

@@ -405,7 +405,7 @@ def test_what_a_family_has_not_is_refused_by_its_key(words, family, keys, helper
     asked = helpers.words(checkpoint=tmp_path / "a.pt", to_hf=tmp_path / "theirs", family=family)
     message = helpers.error_of(export.main, asked)
     assert words in message and str(tmp_path) in message and not (tmp_path / "theirs").exists()
-    assert helpers.error_of(export.main, [*asked, "--from_hf=b"]).endswith("of from_hf and to_hf give one")
+    assert helpers.error_of(export.main, [*asked, "--from_hf=b"]).endswith("from_hf, to_hf: give one of them, not both")
     message = helpers.error_of(export.main, [*asked[:2], "--family=gpt3"])
     assert message.startswith("family='gpt3': must be one of")
 

@@ -39,7 +39,7 @@ Q_PROJ, WIDE, NARROW = "model.layers.0.attn.q_proj.weight", torch.ones(17, 32), 
 IN_PROJ = "backbone.layers.0.mixer.in_proj.weight"
 REFUSED = {  # the words before "with" are the folder
     "GLA with a SiLU": (change(use_short_conv=True), "use_short_conv=True: must be one of False"),
-    "GLA with a feature map": (change(feature_map="relu"), "feature_map='relu': must be"),
+    "GLA with a feature map": (change(feature_map="relu"), "feature_map='relu': must be one of None"),
     "GLA with wide queries": (change_tensor(Q_PROJ, WIDE), "q_proj.weight has 17 rows; 16 are asked for"),
     "GLA with no gate": (change(use_output_gate=False), "use_output_gate=False: must be one of True"),
     "GLA with softmax layers": (change(attn={"layers": [1]}), "attn={'layers': [1]}: must be"),

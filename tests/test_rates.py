@@ -9,6 +9,7 @@ import experiment
 from base.configurator import UserError
 from study import report, runner
 from study.plan import Plan, name_of, rates_of
+from train import TrainConfig
 
 GLAS = {"gla": {"attention": "gla"}, "gla gated": {"attention": "gla", "gate": "elementwise"}}
 
@@ -73,6 +74,10 @@ def test_a_short_run_is_the_run_scaled_down_with_a_schedule_of_its_own():
         name: 4 * n // 5 for name, n in keys.items() if name != "schedule"
     }
     assert run["purpose"] == "selection" and rate_of(run) == 0.001
+    kept = dict(save_interval=50, keep_interval=100, keep_last=2)  # of which a shorter run keeps none
+    (choice,) = experiment.choose_rates(choosing(base=BASE | keys | kept, selection_iters=100), [])
+    config = choice["runs"][0]["config"]
+    assert not kept.keys() & config.keys() and TrainConfig(**config).eval_interval == 12
     (choice,) = experiment.choose_rates(choosing(base=BASE | keys), [])  # 0: as long as the run
     assert choice["runs"][0]["config"]["max_iters"] == 400
 

@@ -230,3 +230,5 @@ def test_a_contrast_is_within_seeds_and_leaves_out_a_seed_that_lacks_a_run():
     scores = {"a": {0: 0.5, 1: 0.6, 2: math.nan, 3: 0.1}, "b": {0: 0.7, 1: 0.9, 2: 0.9}}
     rows = [{"arm": arm, "seed": seed, "accuracy": x} for arm, by_seed in scores.items() for seed, x in by_seed.items()]
     assert stats.contrast(rows, {"b": 1, "a": -1}, ["accuracy"]) == pytest.approx({0: 0.2, 1: 0.3})
+    row = {"meters": {"induction": [[0.1, None], [0.2, 0.7, 0.3]]}}  # layers of unlike numbers of heads
+    assert stats.look_up(row, ["meters", "induction"]) == 0.7

@@ -67,13 +67,13 @@ claims = {
         "contrast": "native - native sigmoid",
         "pool": ["gla", "mamba2", "gated_deltanet"],
     },
-    "at equal parameters the sigmoid gate changes MIXER's loss": {
+    "at equal parameters the sigmoid gate lowers MIXER's loss": {
         "contrast": "none - sigmoid, matched",
         "each": ["softmax", "cosformer", "gla", "mamba2", "gated_deltanet"],
         "sides": 2,
         "exploratory": True,
     },
-    "its published gate changes MIXER's loss": {
+    "its published gate lowers MIXER's loss": {
         "contrast": "none - native",
         "each": ["gla", "mamba2", "gated_deltanet"],
         "sides": 2,
