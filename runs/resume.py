@@ -136,8 +136,8 @@ def check_place_in_data(config: TrainConfig, before: dict, resumed: dict, file: 
             f"batch_size={config.batch_size}, "
             f"gradient_accumulation_steps={config.gradient_accumulation_steps}: {file} has {had} "
             f"rows a step, which a resumed run keeps, and not {asked}: its place in the data is "
-            f"the step times the rows; --init_from={file} --keep_moments=true goes on with other "
-            "rows as a new run, in another out_dir"
+            f"the step times the rows; in another out_dir, --init_from={file} "
+            "--keep_moments=true goes on with other rows"
         )
     if resumed["iter_num"] > config.max_iters:
         raise UserError(

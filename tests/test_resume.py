@@ -359,7 +359,7 @@ def test_what_no_run_can_go_on_from_is_one_line_and_no_moment_of_another_shape_r
         assert message.startswith(f"{out}/ckpt.pt: {expected}"), message
 
     for lacks in ("optimizer", "rng", "data"):
-        words = f"has no {lacks}, to resume; --init_from={out}/ckpt.pt starts a new run from its weights"
+        words = f"has no {lacks}, which a resume needs; --init_from={out}/ckpt.pt starts a new run from its weights"
         refused(words, **{lacks: None})
     for wrong in (
         torch.zeros(3),
@@ -451,7 +451,7 @@ def test_a_run_keeps_its_rows_a_step_since_its_place_in_the_data_is_the_step_tim
         message = helpers.error_of(helpers.train, **keys("out", init_from="resume", **given))
         rows = keys("out", **given)["batch_size"] * keys("out", **given)["gradient_accumulation_steps"]
         assert f"{out}/ckpt.pt has 8 rows a step, which a resumed run keeps, and not {rows}: its place" in message
-        assert f"--init_from={out}/ckpt.pt --keep_moments=true goes on with other rows as a new run" in message
+        assert f"--init_from={out}/ckpt.pt --keep_moments=true goes on with other rows" in message
     # the same rows in twice as many parts, as for twice as many processes
     helpers.train(**keys("out", init_from="resume", batch_size=2, gradient_accumulation_steps=4))
     assert helpers.losses(out) == pytest.approx(helpers.losses(whole), rel=1e-5)
