@@ -9,7 +9,7 @@ OURS = $(or $(wildcard $(shell git ls-files '*.py' 2>/dev/null)),.)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /' | column -t -s: -l2
 
-demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated GPT on text (a good 3 minutes on two cores)
+demo: .venv/.installed ## a sink, and what a gate does to it; then a small gated GPT on text (2.5 minutes on two cores)
 	@echo; echo "1/3  Four one-layer models learn a small task: two without a gate, two with one gate value per head (1 minute)"
 	$(PY) experiment.py config/experiments/sink_demo.py --out_dir=out/sink
 	$(PY) meters.py --checkpoint=out/sink/none-seed0,out/sink/headwise-seed0 --out=out/sink/meters.json > out/sink/meters.txt
