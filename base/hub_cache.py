@@ -21,7 +21,10 @@ def model_folder(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = huggingface_hub.snapshot_download(name, local_files_only=True)
+        # with its patterns, or the files that nobody fetches would be missed
+        folder = huggingface_hub.snapshot_download(
+            name, allow_patterns=PATTERNS, local_files_only=True
+        )
         if any(Path(folder).glob("*.safetensors")):
             return Path(folder)
     except HFValidationError:
@@ -49,9 +52,8 @@ def model_folder(name: str) -> Path:
         )
     print(f"hub:{name}: revision {about.sha}, {size / 1e6:,.0f} MB", flush=True)
     try:
-        folder = huggingface_hub.snapshot_download(
-            name, revision=about.sha, allow_patterns=PATTERNS
-        )
+        # by its branch: under a sha the cache would note no refs/main, by which it is found again
+        folder = huggingface_hub.snapshot_download(name, allow_patterns=PATTERNS)
     except Exception as error:
         raise UserError(f"hub:{name}: the download failed ({error}); start it again") from None
     return Path(folder)

@@ -123,6 +123,8 @@ class AlphabetTokenizer(Tokenizer):
     """Characters as the ids first_id, first_id + 1, ... Those of a data set begin at 1; 0 is <s>,
     which may begin a row and is decoded as nothing."""
 
+    name = "alphabet"
+
     def __init__(self, alphabet: str, first_id: int = 1):
         self.alphabet = alphabet
         self.first_id = first_id

@@ -110,6 +110,8 @@ def data_of(config: TrainConfig) -> Data:
     lines = []
     for folder, weight in parts.items():
         meta = read_meta(Path(folder))
+        if "train" not in meta["splits"]:
+            raise UserError(f"{folder}: has no split train; it has {', '.join(meta['splits'])}")
         train = meta["splits"]["train"]
         share = weight / sum(parts.values())
         length = length_of(meta, config.block_size)

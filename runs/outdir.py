@@ -167,8 +167,10 @@ def code_of_the_project() -> list[str]:
 
 
 def has_code(folder: Path) -> bool:
-    is_of_a_run = folder.name == "code" and folder.with_name("config.json").is_file()
-    is_environment = (folder / "pyvenv.cfg").is_file()
+    # a run that is starting beside this one has its mark before its first file of code
+    marks = ("config.json", files.MARKER)
+    is_of_a_run = folder.name == "code" and any(folder.with_name(x).is_file() for x in marks)
+    is_environment = (folder / "pyvenv.cfg").is_file() or (folder / "conda-meta").is_dir()
     is_left_out = folder.parent == ROOT and folder.name in NOT_CODE
     return not (folder.name.startswith(".") or is_of_a_run or is_environment or is_left_out)
 

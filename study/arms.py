@@ -113,7 +113,7 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
 def weights_of(text: str) -> dict[str, float]:
     """{name: weight} of a sum such as "0.5 * none - headwise". Raises UserError."""
     words = text.strip()
-    signed = f"- {words[1:]}" if words.startswith("-") else f"+ {words}"
+    signed = f"- {words[1:].lstrip()}" if words.startswith("-") else f"+ {words}"
     parts = re.split(r"(?:^| )([+-]) ", signed)[1:]
     weights = {}
     for sign, term in zip(parts[::2], parts[1::2], strict=True):

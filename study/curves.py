@@ -72,7 +72,11 @@ def lost(row: dict, *where: Any) -> float:
 
 
 def value_at(row: dict, step: float) -> float | None:
-    """The metric that was evaluated at a step, or None."""
+    """The metric that was evaluated at a step, or None. Behind the end of a run that had solved its
+    task it is the last one."""
+    last, value = row["curve"][-1]
+    if row["finite"] and last < step <= horizon_of(row):
+        return value
     return dict(row["curve"]).get(step)
 
 

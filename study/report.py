@@ -142,7 +142,7 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
     others = []
     without = {}
     for row in rows:
-        if row["finite"] and row.get("loss_curve"):
+        if row["finite"] and row["metric"] == "val_loss" and row.get("loss_curve"):
             pair = mixer_of(row), row["seed"], horizon_of(row)
             if variant_of(row) == "none":
                 without[pair] = row

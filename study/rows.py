@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from base.files import read_jsonl
-from keys import CLASS_OF, keys_of_today
+from keys import CLASS_OF, keys_of_today, without_alias
 
 # classes that are softmax with a difference; native_bias stands for kda_fla, and XSA was never a key
 OF_SOFTMAX = {mixer for (key, _), mixer in CLASS_OF.items() if key != "native_bias"} | {"xsa"}
@@ -78,7 +78,7 @@ def script_of(name: str) -> types.ModuleType:
 
 def mixer_of(row: dict) -> str:
     """The mixer of a run; a variant of softmax counts as softmax."""
-    mixer = keys_of_today(row["config"]).get("attention", "softmax")
+    mixer = without_alias(keys_of_today(row["config"])).get("attention", "softmax")
     return "softmax" if mixer in OF_SOFTMAX else mixer
 
 

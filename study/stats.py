@@ -77,10 +77,12 @@ def look_up(row: dict, path: Sequence) -> Any:
         return curves.METRICS[first](row, *rest)
     if first == "log":
         number = look_up(row, rest)
-        return math.log(number) if number is not None and number > 0 else None
+        return math.log(number) if isinstance(number, int | float) and number > 0 else None
     value = row
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
+    if isinstance(value, list) and any(isinstance(part, dict | str) for part in value):
+        return None
     if isinstance(value, list):
         # None is NaN; layers may differ in their numbers of heads
         parts = [np.array(part, dtype=float).ravel() for part in value]

@@ -47,6 +47,7 @@ def test_a_pool_may_be_a_weighted_sum_of_mixers():
 
 
 def test_a_sum_in_words_is_weights_and_a_wrong_one_is_one_line(helpers):
+    assert arms.weights_of("- 0.5 * none + sigmoid") == {"none": -0.5, "sigmoid": 1.0}
     assert arms.weights_of("-1/2 * a, b+c + 3 * d - 0.25 * none") == {"a, b+c": -0.5, "d": 3.0, "none": -0.25}
     for text in ("none - none", "a * b", "1e9 * none", "1/0 * none"):
         assert "write a sum of names, each once" in helpers.error_of(arms.weights_of, text)

@@ -211,7 +211,9 @@ SLURM = {
     """,
 }
 # in place of torchrun and python: a command that waits for SIGTERM, and ends as train.py does
-SLURM["torchrun"] = SLURM["python"] = 'trap "exit 143" TERM; echo "$@" >> "$STATE/words"; while :; do sleep 0.1; done'
+SLURM["torchrun"] = 'trap "exit 143" TERM; echo "$@" >> "$STATE/words"; while :; do sleep 0.1; done'
+# train.sbatch asks python for the out_dir
+SLURM["python"] = f'[ "$1" = -c ] && exec {sys.executable} "$@"\n{SLURM["torchrun"]}'
 
 
 @pytest.mark.parametrize("end", ["its time", "a preemption", "scancel"])
@@ -234,7 +236,9 @@ def test_a_job_script_stops_its_command_when_its_time_ends_and_is_requeued(name,
         saved.parent.mkdir(parents=True)
         saved.touch()
         environment["SLURM_RESTART_COUNT"] = "1"
-    environment |= dict(JOB=number, STATE=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    environment |= dict(JOB=number, STATE=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    words = words.replace(" --out_dir=out/pystdlib", "")  # which the config has, too
     command = ["bash", ROOT / "config" / "slurm" / name, *words.split()]
     job = subprocess.Popen(command, cwd=tmp_path, env=os.environ | environment)
     both = [tmp_path / "words", tmp_path / "step"]  # a line of each machine

@@ -1,13 +1,16 @@
 """train.py --dry_run=true prints what a run takes, by numbers that are checked here, and writes nothing."""
 
+import json
 import re
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
 
+import train
 from base import configurator
 from keys import TrainConfig
 from model import GPT, GPTConfig
@@ -150,3 +153,12 @@ def test_configs_of_pretraining_can_be_exported_and_take_what_their_page_says(si
     folder = ROOT / "config" / "pretrain"
     for words in ([f"{size}.py"], [f"{size}.py", "hybrid.py"]):
         assert row_of([str(folder / word) for word in words]) in page
+
+
+def test_data_without_a_split_for_training_are_one_line(text, tmp_path, helpers):
+    folder = shutil.copytree(text, tmp_path / "text")
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["splits"]["train"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    message = helpers.error_of(train.main, [f"--dataset={folder}", "--dry_run=true", f"--out_dir={tmp_path}/out"])
+    assert message == f"{folder}: has no split train; it has val"

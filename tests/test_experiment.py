@@ -339,6 +339,21 @@ WRONG = [
         branch(at=3, keep_interval=3) | dict(seeds_of={"none": [0]}, seeds=[0, 1]),
         "branches: branch: 'none' is not run with all of its seeds",
     ),
+    (branch(at=3, keep_interval=3, n_embd=32), "branches: branch: has another head_dim, n_embd than 'none'"),
+    (branch(at=3, keep_interval=3, weight_decay=0.3), "branches: branch: would take weight_decay from 'none'"),
+    (
+        branch(at=6, keep_interval=3) | dict(arms={"none": dict(keep_interval=3), "branch": dict(max_iters=3)}),
+        "branches: branch: at=6: is behind its own max_iters=3",
+    ),
+    (
+        dict(
+            arms={"a": dict(keep_interval=3), "b": dict(keep_interval=3)},
+            branches={"a": {"of": "b", "at": 3}, "b": {"of": "a", "at": 3}},
+        ),
+        "branches: a: goes on from itself, by a from b from a",
+    ),
+    (of(["log"]), "claims: helps: of=['log']: must be names"),
+    (of(["log", "lost"]), "claims: helps: of=['log', 'lost']: must be names"),
     (branch(at=9, keep_interval=3), "branches: branch: 'none' keeps no checkpoint of step 9"),
     (branch(at=4, keep_interval=3), "branches: branch: 'none' keeps no checkpoint of step 4"),
     (dict(rate_of={"none": "none"}, **CHOOSING), "rate_of='none': must be one of elementwise"),

@@ -60,6 +60,9 @@ def test_a_gain_is_drawn_where_another_run_of_the_mixer_had_no_gate_the_same_see
     assert line_of(panels["all of the text"], "sigmoid").get_ydata() == pytest.approx([0.1, 0.1])
     assert "in 1 of 1 arms" in drawn["gain.png"].get_suptitle().replace("\n", " ")
     mixers = {name: mixer_of({"config": {"attention": name}}) for name in ("fox", "xsa", "kda_fla", "gla")}
+    assert mixer_of({"config": {"attention": "gated"}}) == "softmax"
+    of_accuracy = [row | {"metric": "accuracy"} for row in rows]
+    assert report.gain_curves(of_accuracy, tmp_path / "none.png") == []  # the curve is of no loss
     assert mixers == {"fox": "softmax", "xsa": "softmax", "kda_fla": "kda_fla", "gla": "gla"}
     assert report.gain_curves([row | {"loss_curve": []} for row in rows], tmp_path / "gain.png") == []
 

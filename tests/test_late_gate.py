@@ -103,6 +103,8 @@ def test_gates_alone_are_trained_and_a_resumed_run_goes_on_so(run, trained, help
     assert changed == {f"blocks.{i}.mixer.gates.readout.proj.weight" for i in (0, 1)}
     message = helpers.error_of(run, "none", init_from=trained, gates_only=True, max_iters=1)
     assert message == "gates_only=True: no layer has a gate; name one, as in --gate=headwise"
+    message = helpers.error_of(run, "native", gate="native", gates_only=True, max_iters=1)  # of softmax, which has none
+    assert message == "gates_only=True: no layer has a gate; name one, as in --gate=headwise"
 
 
 def test_a_new_gate_has_a_learning_rate_of_its_own_which_a_resumed_run_keeps(run, trained, helpers):

@@ -229,6 +229,10 @@ def test_an_empty_prompt_of_a_bpe_begins_a_line_or_behind_its_end_of_text(tmp_pa
     assert of_model.end_of_text == trained.vocab_size
 
 
+def test_every_tokenizer_has_a_name():
+    assert tokenizer.AlphabetTokenizer("ab").name == "alphabet"  # hub/harness.py asks
+
+
 def test_a_bpe_to_be_trained_is_no_tokenizer_of_a_checkpoint(trained, helpers):
     message = helpers.error_of(sample.main, [f"--checkpoint={trained}", "--tokenizer=bpe:300"])
     assert message == "tokenizer 'bpe:300': name the folder of the tokenizer.json that was trained"

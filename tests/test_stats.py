@@ -232,3 +232,11 @@ def test_a_contrast_is_within_seeds_and_leaves_out_a_seed_that_lacks_a_run():
     assert stats.contrast(rows, {"b": 1, "a": -1}, ["accuracy"]) == pytest.approx({0: 0.2, 1: 0.3})
     row = {"meters": {"induction": [[0.1, None], [0.2, 0.7, 0.3]]}}  # layers of unlike numbers of heads
     assert stats.look_up(row, ["meters", "induction"]) == 0.7
+    assert stats.look_up({"scores": {"longer": {"loss": 1.0}}}, ["log", "scores", "longer"]) is None
+    assert stats.look_up({"sinks": [{"step": 1}]}, ["sinks"]) is None
+
+
+def test_a_run_that_has_solved_its_task_keeps_its_last_value_until_the_horizon():
+    row = {"curve": [[0, 0.1], [50, 0.99]], "finite": True, "horizon": 200}
+    assert [curves.value_at(row, step) for step in (0, 50, 150, 201)] == [0.1, 0.99, 0.99, None]
+    assert curves.value_at(row | {"finite": False}, 150) is None

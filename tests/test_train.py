@@ -471,3 +471,13 @@ def test_experts_that_get_no_token_of_a_step_are_not_unused(run, helpers, monkey
     monkeypatch.setitem(model.MLPS, "sparse", edits.Sparse)
     out = run("out", mlp="sparse", batch_size=1, block_size=32, max_iters=2, eval_interval=2)
     assert len(helpers.losses(out)) == 2
+
+
+def test_the_code_of_a_run_that_is_starting_and_an_environment_are_not_code_of_the_project(tmp_path):
+    for mark in (".nanogate", "config.json", "nothing"):
+        (tmp_path / mark / "code").mkdir(parents=True)
+        (tmp_path / mark / mark).touch()
+    has_code = {file.name: outdir.has_code(file / "code") for file in tmp_path.iterdir()}
+    assert has_code == {".nanogate": False, "config.json": False, "nothing": True}
+    (tmp_path / "env" / "conda-meta").mkdir(parents=True)
+    assert not outdir.has_code(tmp_path / "env")
