@@ -175,19 +175,28 @@ class ExperimentConfig:
         return configurator.build(TrainConfig, self.base | self.arms[arm], source=f"arm {arm!r}")
 
     def check_branch(self, arm: str, of: str, at: int) -> None:
-        """Raises UserError for a branch from a checkpoint that the other arm does not keep."""
+        """Raises UserError for a branch from a checkpoint that the other arm does not keep for each of
+        its seeds, or that lies behind its own end, and for branches in a circle."""
         check_named("of", [arm, of], self.arms)
         keys = self.keys_of(of)
         is_kept = keys.keep_interval and at % keys.keep_interval == 0 and at <= keys.max_iters
         refuse(not is_kept, f"{of!r} keeps no checkpoint of step {at}: give it a keep_interval")
-        seeds, of_other = (claims.seeds_of_claim(self, {name: 1.0}) for name in (arm, of))
-        refuse(set(seeds) - set(of_other), f"{of!r} is not run with all of its seeds")
-        before = [arm, of]
+        seeds = set(claims.seeds_of_claim(self, {arm: 1.0}))
+        seeds_of_other = set(claims.seeds_of_claim(self, {of: 1.0}))
+        refuse(seeds - seeds_of_other, f"{of!r} is not run with all of its seeds")
+        ours = self.keys_of(arm)
+        refuse(at > ours.max_iters, f"at={at}: is behind its own max_iters={ours.max_iters}")
+        before = [arm, of]  # the arms that it goes back to
         while before[-1] in self.branches and before[-1] not in before[:-1]:
             before.append(self.branches[before[-1]]["of"])
         refuse(before[-1] in before[:-1], f"goes on from itself, by {' from '.join(before)}")
+        self.check_keys_of_branch(arm, of)
+
+    def check_keys_of_branch(self, arm: str, of: str) -> None:
+        """Raises UserError for another model than that of the checkpoint, and for keys that the branch
+        would have of the other arm, and not of its own."""
         ours = self.keys_of(arm)
-        refuse(at > ours.max_iters, f"at={at}: is behind its own max_iters={ours.max_iters}")
+        keys = self.keys_of(of)
         kept = model_args(keys)
         changed = [name for name in kept if getattr(ours, name) != kept[name]]
         refuse(

@@ -87,6 +87,8 @@ CLASS_OF = {  # {(key, its value): the mixer that takes the place of softmax, or
     ("readout_activation", "silu"): "silu_readout",
     ("native_bias", True): "kda_fla",
 }
+# softmax and its variants; kda_fla is one of kda, and xsa was never a key
+SOFTMAX = {"softmax", "xsa", *CLASS_OF.values()} - {"kda_fla"}
 
 
 class LayerGate(NamedTuple):

@@ -505,7 +505,6 @@ def check_and_save(run: Run) -> None:
     fail_if_not_finite(run)
     model, processes = run.model, run.processes
     inputs, _ = first_rows(run.dataset.parts[0], "val", 1, run.config.block_size)
-    # eager code, in which hooks are called
     with parallel.eager(model), torch.no_grad(), autocast(processes.device_type, run.dtype):
         model.eval()
         hidden, _ = model.features(inputs.to(processes.device))

@@ -2,8 +2,8 @@
 
 What is compared is a lower bound: the tensors that are certainly held at once, activations as one
 vector a token. A run is refused where this is more than all the memory there is, not than what is
-left just now, so that nothing is refused that could run. Where torch runs out of memory later, configurator.report ends
-with one line.
+left just now, so that nothing is refused that could run. Where torch runs out of memory later,
+configurator.report ends with one line.
 """
 
 import contextlib

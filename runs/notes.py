@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from keys import CLASS_OF, GPTConfig, TrainConfig
+from keys import SOFTMAX, GPTConfig, TrainConfig
 from model import GPT, MIXERS
 
-SOFTMAX = {"softmax", "xsa", *CLASS_OF.values()} - {"kda_fla"}  # and its variants
 DELTA_RULE = {"deltanet", "gated_deltanet", "gated_deltanet2", "deltaproduct", "kda", "kda_fla"}
 MAMBA = {"mamba2", "mamba3"}
 OURS = SOFTMAX | DELTA_RULE | MAMBA | {"cosformer", "gla", "monarch"}

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from base.files import read_jsonl
-from keys import CLASS_OF, keys_of_today, without_alias
+from keys import SOFTMAX, keys_of_today, without_alias
 
-# classes that are softmax with a difference; native_bias stands for kda_fla, and XSA was never a key
-OF_SOFTMAX = {mixer for (key, _), mixer in CLASS_OF.items() if key != "native_bias"} | {"xsa"}
 RUN = ("arm", "seed", "purpose", "branch", "config", "data")  # what identifies a run
 
 # what every row has, as rules of rules.wrong_field
@@ -79,7 +77,7 @@ def script_of(name: str) -> types.ModuleType:
 def mixer_of(row: dict) -> str:
     """The mixer of a run; a variant of softmax counts as softmax."""
     mixer = without_alias(keys_of_today(row["config"])).get("attention", "softmax")
-    return "softmax" if mixer in OF_SOFTMAX else mixer
+    return "softmax" if mixer in SOFTMAX else mixer
 
 
 def variant_of(row: dict) -> str:
