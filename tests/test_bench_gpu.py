@@ -128,9 +128,9 @@ def test_the_speeds_of_the_parts_are_there_for_both_sides_every_mixer_and_way_to
     cpu.pairs = 6
     names = ("gla", "gated_deltanet")
     lengths = (1024, 4096)
-    parts = {"mixers": False, "mixers_compiled": True}
-    for part, is_compiled in parts.items():
-        call = functools.partial(steps.mixers, names, lengths, "auto", is_compiled)
+    # one mixer is compiled: the delta rule takes ten seconds
+    for part, measured_names, is_compiled in (("mixers", names, False), ("mixers_compiled", names[:1], True)):
+        call = functools.partial(steps.mixers, measured_names, lengths, "auto", is_compiled)
         monkeypatch.setitem(gpu.PARTS, part, (call, 100))
     monkeypatch.setattr(steps, "peak_flops", lambda device, dtype: (1e12, ""))
     table = measured(cpu, "step", monkeypatch)
@@ -144,7 +144,7 @@ def test_the_speeds_of_the_parts_are_there_for_both_sides_every_mixer_and_way_to
     assert {*table} == {f"{name}, {T:,} tokens, kernels=auto, plain" for name in names for T in lengths}
     assert len(measured(cpu, "decode", monkeypatch)) == 2 * 2 * len(steps.HOW)
     table = measured(cpu, "mixers_compiled", monkeypatch)
-    assert len(table) == 4
+    assert len(table) == 2
     assert {(row["graphs"], row["breaks"]) for row in table.values()} == {(1, 0)}
 
 

@@ -30,7 +30,7 @@ from runs.resume import where_to_start
 KILLS = int(os.environ.get("NANOGATE_KILLS", 100))
 # a forked process has torch at once: a kill costs a fraction of a second, and is as real as any
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["train"])
+FORKS.set_forkserver_preload(["train", "torch._dynamo"])  # which optimizers import
 
 MIXERS = ("softmax", "cosformer", "gla", "mamba2", "gated_deltanet")
 VALUES = dict(  # of the cases in turn
@@ -97,6 +97,10 @@ def kill_at_random(process, out, rng, seconds):
 @pytest.fixture
 def kill_and_compare(keys, helpers):
     """Where each kill hit of up to `kills` kills of a run, which then goes on to its end, with the bits of another."""
+
+    nothing = FORKS.Process(target=int)  # the first process also starts the server, for seconds
+    nothing.start()
+    end(nothing)
 
     def call(name, case, kills, rng):
         began = time.monotonic()
