@@ -14,6 +14,7 @@ import math
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor
 
 from base.configurator import UserError, check_choice
 from keys import LayerGate
@@ -78,14 +79,15 @@ class Gate(nn.Module):
         self.proj = None
         self.static = None
         self.slope = None
+        n_in = self.x_width or config.n_embd
+        rank = native_rank if native else config.gate_rank
         if config.gate_input == "static" and not native:
             # flat: a 1-D parameter gets no weight decay
             self.static = nn.Parameter(torch.empty(size))
         else:
-            rank = native_rank if native else config.gate_rank
             if rank:
-                self.down = nn.Linear(self.x_width or config.n_embd, rank, bias=False)
-            n_in = rank or self.x_width or config.n_embd
+                self.down = nn.Linear(n_in, rank, bias=False)
+                n_in = rank
             if native:
                 self.proj = nn.Linear(n_in, size, bias=False)
             else:
@@ -96,21 +98,20 @@ class Gate(nn.Module):
     def init_parameter(self, name, start, generator):
         start.fill_(1.0 if name == "slope" else self.static_start)
 
-    def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
         return self.act(y, self.logits(x))
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """x (B, T, C) -> g (B, T, heads or 1, width or 1), without B and T if the gate is
         static."""
         if self.static is not None:
             return self.static.unflatten(-1, self.shape)
-        if self.x_width is not None:
-            x = x[..., : self.x_width]
+        x = x[..., : self.x_width]  # all, where that is None
         if self.down is not None:
             x = self.down(x)
         return self.proj(x).unflatten(-1, self.shape)
 
-    def act(self, y: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    def act(self, y: Tensor, g: Tensor) -> Tensor:
         """y (B, T, heads, width) and g as logits gives it -> y'. The meters watch this method."""
         return GATE_ACTIVATIONS[self.activation](y, g, self.slope)
 
@@ -118,7 +119,7 @@ class Gate(nn.Module):
     def is_factor(self) -> bool:
         return is_factor(self.activation)
 
-    def value(self, g: torch.Tensor) -> torch.Tensor:
+    def value(self, g: Tensor) -> Tensor:
         """The factor on y; of an activation that is not a factor, what it adds to y. It has the
         shape of g."""
         y = g.new_full((), 1.0 if self.is_factor else 0.0)
@@ -138,7 +139,7 @@ POSITIONS = {
 # -- Which gates make sense ------------------------------------------------------------------------
 
 
-def tried_on(activation: str, y: float) -> torch.Tensor:
+def tried_on(activation: str, y: float) -> Tensor:
     """act(y, g) at many g, in float64, which shows what kind of activation it is."""
     # whatever torch's default device is
     g = torch.linspace(-4, 4, 33, device="cpu", dtype=torch.float64)

@@ -5,13 +5,13 @@ A mixer is a subclass of `Mixer` (model.py, variants.py), which declares the nor
 its paper has, and makes q, k and v of x.
 """
 
-import inspect
 import math
 from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor
 
 from base.configurator import UserError
 from gate import POSITIONS, Gate
@@ -31,17 +31,17 @@ class Projection(NamedTuple):
     """What `project` returns. H is the number of heads of the readout, and Hk divides it: with
     softmax k and v have Hk heads, with every other mixer q and k."""
 
-    q: torch.Tensor  # (B, T, H or Hk, Dk)
-    k: torch.Tensor  # (B, T, Hk, Dk)
-    v: torch.Tensor  # (B, T, Hk or H, Dv)
-    log_decay: torch.Tensor | None = None  # (B, T, H), or (B, T, H, Dk) per key channel
-    beta: torch.Tensor | None = None  # (B, T, H), of the delta rule
+    q: Tensor  # (B, T, H or Hk, Dk)
+    k: Tensor  # (B, T, Hk, Dk)
+    v: Tensor  # (B, T, Hk or H, Dv)
+    log_decay: Tensor | None = None  # (B, T, H), or (B, T, H, Dk) per key channel
+    beta: Tensor | None = None  # (B, T, H), of the delta rule
     # (B, T, Hk, Dk), what the delta rule erases, if that is not k
-    erase: torch.Tensor | None = None
-    skip: torch.Tensor | None = None  # (B, T, H, Dv), added to the readout
-    sink: torch.Tensor | None = None  # (B, T, H), the logits of a softmax layer's sinks
+    erase: Tensor | None = None
+    skip: Tensor | None = None  # (B, T, H, Dv), added to the readout
+    sink: Tensor | None = None  # (B, T, H), the logits of a softmax layer's sinks
     # (B, T, H, L), how much of each level is read (ops/levels.py); Mixer makes them
-    levels: torch.Tensor | None = None
+    levels: Tensor | None = None
     document: Documents | None = None  # of packed rows; Mixer adds it
 
     def replace(self, **values) -> "Projection":
@@ -120,16 +120,6 @@ class Mixer(nn.Module):
                 f"bias=True: {name} has no biases; leave bias out, or let every layer be softmax"
             )
 
-    @classmethod
-    def check_documents(cls, name: str) -> None:
-        """Raises UserError for a mixer that cannot keep packed documents apart."""
-        for method in ("forward", "gated_projection", "project"):
-            if "document" not in inspect.signature(getattr(cls, method)).parameters:
-                raise UserError(
-                    f"mask_documents: {name} cannot keep packed documents apart: its `{method}` takes no "
-                    "`document` (docs/mixers.md, Documents)"
-                )
-
     def __init__(self, config, gate, *, query, key, value, native_rank=0):
         """gate: the layer's entry of the key `gate`, a keys.LayerGate. query, key, value: the
         (heads, width) of each. native_rank: the rank of the native gate's weight (0: full)."""
@@ -166,9 +156,8 @@ class Mixer(nn.Module):
         self.norm_kind = self.norm_of(config)
         self.norm = None
         if self.norm_kind in READOUT_NORMS:
-            width = self.value_width
-            if self.norms_heads_together:
-                width = self.n_head * width
+            n_normed = self.n_head if self.norms_heads_together else 1
+            width = n_normed * self.value_width
             self.norm = READOUT_NORMS[self.norm_kind](width, eps=config.norm_eps)
         self.out_proj = ResidualLinear(
             self.n_head * self.value_width, config.n_embd, bias=config.bias
@@ -194,7 +183,7 @@ class Mixer(nn.Module):
             )
 
     def project(
-        self, x: torch.Tensor, state: dict | None, start: int, document: Documents | None = None
+        self, x: Tensor, state: dict | None, start: int, document: Documents | None = None
     ) -> Projection:
         """x (B, T, C) -> Projection. If `state` is a dict, a convolution reads its past there and
         writes it back. What mixes tokens here, such as a convolution, or counts their positions,
@@ -224,14 +213,14 @@ class Mixer(nn.Module):
         y = self.out_proj(o.flatten(2))  # (B, T, C)
         return self.gated("output", y[:, :, None], x).squeeze(2)  # as one head of width C
 
-    def gated(self, position: str, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def gated(self, position: str, y: Tensor | None, x: Tensor):
         """y (B, T, heads, width) with the gate at this position (of gate.POSITIONS), or as it is
-        where the layer has none there. x (B, T, C): the layer's normed input."""
-        return self.gates[position](y, x) if position in self.gates else y
+        where the layer has none there, or y is None. x (B, T, C): the layer's normed input."""
+        return self.gates[position](y, x) if y is not None and position in self.gates else y
 
     def gated_projection(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         state: dict | None = None,
         start: int = 0,
         document: Documents | None = None,
@@ -246,31 +235,21 @@ class Mixer(nn.Module):
         v = self.gated("value", p.v, x).to(p.v.dtype)
         # p.skip is v's second path to the readout, and gets the gate of v. p.erase is a second key,
         # and gets that of k
-        skip = p.skip
-        if skip is not None:
-            skip = self.gated("value", skip, x)
-        erase = p.erase
-        if erase is not None:
-            erase = self.gated("key", erase, x)
+        skip = self.gated("value", p.skip, x)
+        erase = self.gated("key", p.erase, x)
         of_levels = None if self.levels is None else self.levels(x, start, document)
         return p.replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=of_levels, document=document)
 
-    def read_documents(self, p: Projection) -> torch.Tensor:
+    def read_documents(self, p: Projection) -> Tensor:
         """The readout of packed rows, in which no document reads another one."""
         if self.reads_packed and p.levels is None:
             return self.read(p, None, 0)
         # one projection for each length, whose rows are the documents of that length
-        stacks: dict = {}
-        for name, y in p._asdict().items():
-            if name != "document" and y is not None:
-                stacks[name] = p.document.split(y)
-        outputs = []
-        for i in range(len(stacks["q"])):
-            alone = Projection(**{name: of_lengths[i] for name, of_lengths in stacks.items()})
-            outputs.append(self.read(alone, None, 0))
+        stacks = [p.document.split(y) for y in p.replace(document=None)]
+        outputs = [self.read(Projection(*alone), None, 0) for alone in zip(*stacks, strict=True)]
         return p.document.join(outputs)
 
-    def read(self, p: Projection, state: dict | None, start: int) -> torch.Tensor:
+    def read(self, p: Projection, state: dict | None, start: int) -> Tensor:
         """The readout (B, T, H, Dv); with a denominator (B, T, H, Dv + 1), and the last channel is
         the denominator."""
         q = self.for_all_heads(p.q)
@@ -299,14 +278,14 @@ class Mixer(nn.Module):
             state["S"] = S
         return o
 
-    def for_all_heads(self, y: torch.Tensor | None) -> torch.Tensor | None:
+    def for_all_heads(self, y: Tensor | None) -> Tensor | None:
         """q, k or erase (B, T, Hk, D) -> (B, T, H, D): each head is repeated for the H / Hk heads of
         the readout that share it. A single one stays alone, since it broadcasts."""
         if y is None or y.shape[2] in (1, self.n_head):
             return y
         return y.repeat_interleave(self.n_head // y.shape[2], dim=2)
 
-    def normed(self, o: torch.Tensor) -> torch.Tensor:
+    def normed(self, o: Tensor) -> Tensor:
         """The readout's RMSNorm, computed in at least float32: (B, T, H, Dv) -> the same shape."""
         if self.norm is None:
             return o
@@ -338,7 +317,7 @@ class Mixer(nn.Module):
             name: torch.zeros(shape, device=device, dtype=dtype) for name, shape in shapes.items()
         }
 
-    def explicit_weights(self, p: Projection) -> torch.Tensor:
+    def explicit_weights(self, p: Projection) -> Tensor:
         """(B, H, T, T): each value's weight in the readout of a whole text, before a
         denominator."""
         q = self.for_all_heads(p.q)

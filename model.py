@@ -10,6 +10,7 @@ mixers in variants.py, and the keys of a config in keys.py. To add a mixer, writ
 GPT.loss.
 """
 
+import inspect
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor
 
 from base.configurator import UserError, check_choice
 from gate import GATE_ACTIVATIONS, Gate, check_gate
@@ -121,7 +123,7 @@ class Softmax(Mixer):
             return layers.attention_of_documents(p.q, p.k, p.v, p.document, self.window)
         return super().read_documents(p)
 
-    def mask(self, i: torch.Tensor, j: torch.Tensor, window: int, p: Projection) -> torch.Tensor:
+    def mask(self, i: Tensor, j: Tensor, window: int, p: Projection) -> Tensor:
         """Which keys at positions j (S,) are seen by queries at i (T,): bool (T, S). With a bias,
         the float (1, H, T, S) that is added to the scores."""
         distance = i[:, None] - j
@@ -131,7 +133,7 @@ class Softmax(Mixer):
         added = self.bias(i[:, None], j).masked_fill(~sees, -torch.inf)
         return added.expand(1, self.n_head, -1, -1)
 
-    def attend(self, q, k, v, mask: torch.Tensor | None, p: Projection) -> torch.Tensor:
+    def attend(self, q, k, v, mask: Tensor | None, p: Projection) -> Tensor:
         """q (B, H, T, D), k and v (B, Hk, S, D) -> the readout (B, H, T, D). Without a mask a text
         is read causally, and a single query sees all keys. p: what `read` got, for subclasses (sinks,
         XSA)."""
@@ -142,7 +144,7 @@ class Softmax(Mixer):
         i = torch.arange(q.shape[2], device=q.device)
         return self.weights(q, k, self.mask(i, i, self.window or len(i), p), p)
 
-    def weights(self, q, k, mask: torch.Tensor, p: Projection) -> torch.Tensor:
+    def weights(self, q, k, mask: Tensor, p: Projection) -> Tensor:
         """q (B, H, T, D), k (B, Hk, S, D) -> the weights of the values (B, H, T, S), written out."""
         return layers.scores(q, k, mask).softmax(-1)
 
@@ -394,21 +396,23 @@ def check_layers(config: GPTConfig) -> None:
         MIXERS[name].check(name, config)
         check_gate(name, MIXERS[name], config, gate)
     used = {MIXERS[name] for name, _ in config.layers()}
-    if config.levels != "none" and not any(mixer.has_levels for mixer in used):
-        raise UserError(
-            f"levels={config.levels!r}: no layer of {config.attention} has a recurrent state to be split"
-        )
-    if config.levels != "none" and config.kernels == "fla":
-        raise UserError(f"levels={config.levels!r}: fla has no kernel for it; leave kernels out")
+    if config.levels != "none":
+        if not any(mixer.has_levels for mixer in used):
+            raise UserError(
+                f"levels={config.levels!r}: no layer of {config.attention} has a recurrent state to be split"
+            )
+        if config.kernels == "fla":
+            raise UserError(
+                f"levels={config.levels!r}: fla has no kernel for it; leave kernels out"
+            )
     has_recurrence = any(not issubclass(mixer, Softmax) for mixer in used)
     kernels.check_kernels(config.kernels, has_recurrence)
     if config.mlp == "none" and config.match_params:
         raise UserError("match_params=True: mlp='none' has no MLP to narrow")
     # norm_first=False puts the gate of a readout before its norm: at least one of the layers with
     # such a gate must have a norm. Where no layer has such a gate, at least one of all must
-    concerned = {MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions}
-    concerned = concerned or used
-    has_norm = any(mixer.norm_of(config) in READOUT_NORMS for mixer in concerned)
+    gated = {MIXERS[name] for name, gate in config.layers() if "readout" in gate.positions}
+    has_norm = any(mixer.norm_of(config) in READOUT_NORMS for mixer in gated or used)
     if not config.norm_first and not has_norm:
         raise UserError("norm_first=False: no layer has a norm for the gate to come before")
 
@@ -416,7 +420,12 @@ def check_layers(config: GPTConfig) -> None:
 def check_documents(config: GPTConfig) -> None:
     """Raises UserError for a layer whose mixer cannot keep packed documents apart."""
     for name, _ in config.layers():
-        MIXERS[name].check_documents(name)
+        for method in ("forward", "gated_projection", "project"):
+            if "document" not in inspect.signature(getattr(MIXERS[name], method)).parameters:
+                raise UserError(
+                    f"mask_documents: {name} cannot keep packed documents apart: its `{method}` takes no "
+                    "`document` (docs/mixers.md, Documents)"
+                )
 
 
 # keys.py knows no mixers: a new GPTConfig calls this
@@ -437,7 +446,7 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.n_embd, hidden, bias=config.bias)
         self.down = ResidualLinear(hidden, config.n_embd, bias=config.bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x), approximate=self.approximate))
 
 
@@ -450,7 +459,7 @@ class SwiGLU(MLP):
         super().__init__(config, hidden)
         self.glu = nn.Linear(config.n_embd, hidden, bias=config.bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.glu(x)) * self.up(x))
 
 
@@ -495,7 +504,7 @@ class Block(nn.Module):
         return x
 
 
-def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """-log softmax(logits)[target] of each token: logits (..., V), targets (...) -> (...), 0 where
     a target is -100. Evaluation reports it, whatever loss GPT.loss trains on."""
     losses = F.cross_entropy(
@@ -520,17 +529,17 @@ class NGrams(nn.Module):
         n_tables = self.longest - 1
         self.tables = nn.ModuleList(nn.Embedding(self.rows, config.n_embd) for _ in range(n_tables))
 
-    def init_state(self, B: int, device=None) -> torch.Tensor:
+    def init_state(self, B: int, device=None) -> dict:
         """The ids of the tokens before a text (B, 3): -1, there are none."""
-        return torch.full((B, self.longest - 1), -1, device=device)
+        return {"ids": torch.full((B, self.longest - 1), -1, device=device)}
 
     def forward(self, idx, state: dict | None = None, documents: Documents | None = None):
         """idx (B, T) -> (B, T, C). state: the dict of the first layer, which keeps the last ids."""
         B, T = idx.shape
-        past = self.init_state(B, idx.device) if state is None else state["ids"]
-        ids = torch.cat([past, idx], dim=1)  # (B, 3 + T)
-        if state is not None:
-            state["ids"] = ids[:, T:].clone()  # a view would keep the whole prefill alive
+        if state is None:
+            state = self.init_state(B, idx.device)
+        ids = torch.cat([state["ids"], idx], dim=1)  # (B, 3 + T)
+        state["ids"] = ids[:, T:].clone()  # a view would keep the whole prefill alive
         x: Any = 0.0
         hashed = ids[:, -T:]  # int64, whatever idx is
         for back, table in enumerate(self.tables, start=1):
@@ -634,11 +643,11 @@ class GPT(nn.Module):
 
     def features(
         self,
-        idx: torch.Tensor,
+        idx: Tensor,
         state: list[dict] | None = None,
         start: int = 0,
-        document: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, list[dict] | None]:
+        document: Tensor | None = None,
+    ) -> tuple[Tensor, list[dict] | None]:
         """idx (B, T) -> the hidden states after the last norm (B, T, C), and the state, which is
         updated in place. start: the position of idx[:, 0].
 
@@ -663,23 +672,24 @@ class GPT(nn.Module):
                     f"position='learned': there is no embedding past block_size={self.config.block_size}"
                 )
             x = x + self.wpe.weight[position]
+        states = [None] * len(self.blocks) if state is None else state
         if self.ngrams is not None:
-            x = x + self.ngrams(idx, None if state is None else state[0], documents)
+            x = x + self.ngrams(idx, states[0], documents)
         x = self.dropout(x)
-        for i, block in enumerate(self.blocks):
-            x = block(x, None if state is None else state[i], start, **options)
+        for block, of_block in zip(self.blocks, states, strict=True):
+            x = block(x, of_block, start, **options)
         return self.norm(x), state
 
     @property
-    def output_weight(self) -> torch.Tensor:
+    def output_weight(self) -> Tensor:
         """The weight of the output layer (vocab_size, C): the embedding's own where they are tied."""
         return (self.wte if self.head is None else self.head).weight
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Hidden states (..., C) -> float logits (..., vocab_size)."""
         return layers.float_linear(x, self.output_weight)
 
-    def loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """The loss of training, summed over the labels. Hidden states x (B, T, C), targets (B, T).
 
         It is token_losses(self.logits(x), targets).sum(), without the logits in memory
@@ -689,11 +699,11 @@ class GPT(nn.Module):
 
     def forward(
         self,
-        idx: torch.Tensor,
-        targets: torch.Tensor | None = None,
+        idx: Tensor,
+        targets: Tensor | None = None,
         reduction: str = "mean",
-        document: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        document: Tensor | None = None,
+    ) -> Tensor:
         """Logits (B, T, vocab_size) or, with targets (B, T), the loss in nats. Targets of -100 are
         masked.
 
@@ -720,7 +730,7 @@ class GPT(nn.Module):
         device = device or self.wte.weight.device
         state = [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
         if self.ngrams is not None:
-            state[0]["ids"] = self.ngrams.init_state(batch_size, device)
+            state[0] |= self.ngrams.init_state(batch_size, device)
         return state
 
     # methods: generate(idx, max_new_tokens, temperature=1.0, ...), and stream, which yields each id

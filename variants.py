@@ -13,6 +13,7 @@ import math
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor
 
 import model
 from base.configurator import UserError
@@ -78,7 +79,7 @@ class Softpick(WrittenOut):
         return softpick(layers.scores(q, k, mask))
 
 
-def softpick(scores: torch.Tensor) -> torch.Tensor:
+def softpick(scores: Tensor) -> Tensor:
     """relu(e^x - 1) / sum |e^x - 1| over the last axis, where a score x of -inf counts as 0.
 
     Above and below are multiplied by e^-m, so that nothing overflows; m is the largest score, or 0.
@@ -365,7 +366,7 @@ class Mamba3(Mixer):
         log_decay = -F.softplus(A).clamp(min=1e-4) * dt
         return Projection(q, k, v, log_decay, factors, skip=self.D[:, None] * v)
 
-    def late(self, p: Projection, state: dict | None) -> tuple[Projection, torch.Tensor]:
+    def late(self, p: Projection, state: dict | None) -> tuple[Projection, Tensor]:
         """What the recurrence computes, with k and v of the token before; the weight of a token's
         own v (B, T, H)."""
         own, rest = p.beta.unbind(-1)
@@ -453,7 +454,7 @@ class Monarch(Mixer):
         logits = at_least_float32(self.block_gates(x)).unflatten(-1, (self.n_head, -1))
         return Projection(q * self.key_width**-0.5, k, v, F.logsigmoid(logits))
 
-    def blocks(self) -> torch.Tensor:
+    def blocks(self) -> Tensor:
         """The blocks of L and of R: (2, H, m, m, m)."""
         A = at_least_float32(self.skew).view(2, self.n_head, self.m, self.m, self.m)
         A = A - A.mT

@@ -34,10 +34,7 @@ class Documents:
 
     def first_steps(self, n: int) -> Tensor:
         """`first` where a token is n steps of the recurrence: (B, n T)."""
-        if n == 1:
-            return self.first
-        others = torch.zeros_like(self.first)
-        return torch.stack([self.first, *[others] * (n - 1)], dim=2).flatten(1)
+        return F.pad(self.first[:, :, None], (0, n - 1)).flatten(1)
 
     def bounds(self, n: int) -> Tensor:
         """Where the documents begin in all rows end to end, then the length of these: int32, as
@@ -55,9 +52,12 @@ class Documents:
             place += length
         return spans
 
-    def split(self, x: Tensor) -> list[Tensor]:
-        """(B, n T, ...) -> for each length (documents, n length, ...), as rows of their own. Most
-        documents of a text are cut to the same length, and are then read in one call."""
+    def split(self, x) -> list:
+        """(B, n T, ...) -> for each length (documents, n length, ...), as rows of their own, or as
+        many None. Most documents of a text are cut to the same length, and are then read in one
+        call."""
+        if x is None:
+            return [None] * len(self._of_length)
         n = x.shape[1] // self.first.shape[1]
         parts = x.flatten(0, 1).split([n * length for length in self.lengths])
         stacks = []

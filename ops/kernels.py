@@ -7,6 +7,7 @@ import warnings
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from base.configurator import UserError
 from ops.recurrence import LOG_DECAY_MIN
@@ -35,9 +36,7 @@ def check_kernels(kernels: str, is_used: bool) -> None:
         )
 
 
-def fla_computes(
-    q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None, erase: torch.Tensor | None
-) -> bool:
+def fla_computes(q: Tensor, v: Tensor, beta: Tensor | None, erase: Tensor | None) -> bool:
     """Whether fla's kernels take these tensors: not float64, wide keys with the delta rule, or a
     key that erases."""
     return (

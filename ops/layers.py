@@ -340,29 +340,27 @@ class Angles(nn.Module):
         table = self.table
         is_other = table is None or (table.dtype, table.device) != (x.dtype, x.device)
         if not is_other and end <= table.shape[1]:
-            cos, sin = table[:, start:end].unbind()
+            cos_sin = table[:, start:end]
         elif torch.compiler.is_compiling() or type(x) is not Tensor:
-            cos, sin = self.computed(start, end, x.dtype, x.device)
+            cos_sin = self.computed(start, end, x.dtype, x.device)
         else:
-            cos, sin = self.make(2 * end, x.dtype, x.device)[:, start:end].unbind()
-        if document is None:
-            return cos, sin
-        return cos[document.position], sin[document.position]
+            cos_sin = self.make(2 * end, x.dtype, x.device)[:, start:end]
+        if document is not None:
+            cos_sin = cos_sin[:, document.position]
+        return cos_sin.unbind()
 
     def make(self, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         with torch.inference_mode(False):  # it must serve training, too
-            self.table = torch.stack(self.computed(0, length, dtype, device))
+            self.table = self.computed(0, length, dtype, device)
         return self.table
 
-    def computed(
-        self, start: int, end: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
+    def computed(self, start: int, end: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         frequency, amplitude = self.settings[0](*self.settings[1:])
         position = torch.arange(start, end, device="cpu", dtype=torch.float64)  # MPS lacks float64
         angle = position[:, None, None] * frequency
         cos_sin = amplitude * torch.stack([angle.cos(), angle.sin()])
         is_async = device.type == "cuda"  # the host need not wait for a GPU
-        return cos_sin.to(dtype).to(device, non_blocking=is_async).unbind()
+        return cos_sin.to(dtype).to(device, non_blocking=is_async)
 
 
 def l2_norm(x: Tensor) -> Tensor:

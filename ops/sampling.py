@@ -5,19 +5,20 @@ import warnings
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from base.configurator import UserError
 
 
 def stream(
     model,
-    idx: torch.Tensor,
+    idx: Tensor,
     max_new_tokens: int,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     n_tokens: int | None = None,
-) -> Iterator[torch.Tensor]:
+) -> Iterator[Tensor]:
     """Yields the next ids (B, 1) after idx (B, T), max_new_tokens times.
 
     temperature=0 is greedy; n_tokens: only ids below it are drawn. The state is kept, so that a
@@ -46,7 +47,7 @@ def stream(
     return draws(idx)
 
 
-def generate(model, idx: torch.Tensor, max_new_tokens: int, *options, **named) -> torch.Tensor:
+def generate(model, idx: Tensor, max_new_tokens: int, *options, **named) -> Tensor:
     """idx (B, T) followed by the ids that `stream` draws, which takes the same options: (B, T +
     max_new_tokens)."""
     return torch.cat([idx, *stream(model, idx, max_new_tokens, *options, **named)], dim=1)
@@ -62,11 +63,11 @@ def most_new_tokens(model, length: int) -> float:
     return max(0, model.config.block_size + 1 - length) if ends else math.inf
 
 
-def check_prompt(model, idx: torch.Tensor, max_new_tokens: int) -> None:
+def check_prompt(model, idx: Tensor, max_new_tokens: int) -> None:
     """Raises UserError for a prompt that cannot be gone on from so far; warns if layers will forget
     tokens."""
     window, vocab_size, T = model.config.block_size, model.config.vocab_size, idx.shape[1]
-    end = T + max_new_tokens
+    n_read = T + max_new_tokens - 1  # the last token that is drawn is not read
     if idx.numel() == 0:
         raise UserError("the prompt is empty: a sample needs at least one token to go on from")
     bad = [i for i in idx.flatten().tolist() if not 0 <= i < vocab_size]
@@ -74,16 +75,16 @@ def check_prompt(model, idx: torch.Tensor, max_new_tokens: int) -> None:
         raise UserError(f"the prompt has token id {bad[0]}; the model knows 0 to {vocab_size - 1}")
     if max_new_tokens > most_new_tokens(model, T):
         raise UserError(
-            f"position {end - 1} is past block_size={window}, where its state ends: the prompt, of "
+            f"position {n_read} is past block_size={window}, where its state ends: the prompt, of "
             f"{T} tokens, and max_new_tokens may have {window + 1} together"
         )
-    if end > window and any(block.mixer.past_block_size == "rolls" for block in model.blocks):
+    if n_read > window and any(block.mixer.past_block_size == "rolls" for block in model.blocks):
         warnings.warn(
             f"past block_size={window} some layers see the last {window} tokens only", stacklevel=3
         )
 
 
-def check_finite(logits: torch.Tensor) -> None:
+def check_finite(logits: Tensor) -> None:
     """Raises UserError for logits that choose no token: argmax would take the first NaN for the
     largest."""
     # they are NaN where one is; isfinite over all of them took 8 times as long
@@ -94,9 +95,7 @@ def check_finite(logits: torch.Tensor) -> None:
         )
 
 
-def draw(
-    logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None
-) -> torch.Tensor:
+def draw(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
     """Draws ids (B, 1) from logits (B, V). temperature 0 takes the largest."""
     check_finite(logits)
     if temperature == 0:

@@ -215,8 +215,11 @@ def test_past_block_size_a_window_rolls_with_a_warning_and_a_recurrence_goes_on(
     with pytest.warns(UserWarning, match="some layers see the last 40 tokens only") as printed:
         assert make_model().generate(idx, 2 * T).shape == (1, 3 + 2 * T)
     assert len(printed) == 1
+    with pytest.warns(UserWarning, match="some layers see"):  # the model reads T + 1 tokens
+        make_model().generate(idx, T - 1)
     with warnings.catch_warnings(action="error"):
         assert make_model(attention="gla").generate(idx, 2 * T).shape == (1, 3 + 2 * T)
+        make_model().generate(idx, T - 2)  # it never reads the last token that it draws
 
 
 def test_an_empty_prompt_of_a_bpe_begins_a_line_or_behind_its_end_of_text(tmp_path):
