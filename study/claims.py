@@ -164,14 +164,18 @@ def reach_table(config, rows: list[dict]) -> Table:
 
 
 def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
-    """Every question with what stats.judge finds out about it, and by_seed: its values, missing
-    and lost: seeds without one (see `unseen`), p_all, modes, and flags: what a reader must know
+    """Every question with what stats.judge finds out about it, and by_seed: its values, missing:
+    the seeds in which a run has no row, lost: those in which all have one, but one lacks the number,
+    as that of a run that was not finite does, p_all, modes, and flags: what a reader must know
     beside the verdict. choices: of learning rates, as plan.choose_rates gives them."""
     judged = []
     families = {}
     for question in questions(config):
         values = stats.contrast(rows, question["contrast"], question["of"])
-        missing, lost = unseen(rows, question, values)
+        # of the seeds in which every arm has a row, whatever the number is
+        ran = stats.contrast(rows, question["contrast"], ["seed"])
+        missing = [seed for seed in question["seeds"] if seed not in ran]
+        lost = [seed for seed in ran if seed not in values]
         result = question | {"by_seed": values, "missing": missing, "lost": lost}
         judged.append(result)
         counted = [] if missing and "in" in result else list(values.values())
@@ -238,20 +242,6 @@ def correct_over_all(judged: list[dict]) -> None:
         if result["verdict"] != "not run" and (test == rests_on or len(result["tests"]) == 1):
             result["p_all"] = p
             result["n_all"] = len(tests)
-
-
-def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> tuple[list, list]:
-    """(missing, lost): the seeds without a value, where a run has no row, and where all have one,
-    but one lacks the number, as that of a run that was not finite does."""
-    ran = {(row["arm"], row["seed"]) for row in rows}
-    missing = []
-    lost = []
-    for seed in question["seeds"]:
-        if any((arm, seed) not in ran for arm in question["contrast"]):
-            missing.append(seed)
-        elif seed not in values:
-            lost.append(seed)
-    return missing, lost
 
 
 def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 
 from base.configurator import UserError
 from study import stats
-from study.curves import area, horizon_of
+from study.curves import area, horizon_of, points_of
 from study.drawing import COLOURS, curve_panels, dress, write
 from study.rows import mixer_of, number, variant_of
 from study.table import Table
@@ -141,8 +141,9 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
         if twin is row:
             continue
         for title, part in PARTS.items():
-            ours, theirs = losses_of(row, part), losses_of(twin, part)
-            curve = [(step, theirs[step] - ours[step]) for step in ours if step in theirs]
+            ours, theirs = points_of(row, part), points_of(twin, part)
+            steps = list(ours)[1:]  # behind the first evaluation
+            curve = [(step, theirs[step] - ours[step]) for step in steps if step in theirs]
             if curve:
                 panels[title][row["arm"]].append(curve)
     if not panels:
@@ -157,14 +158,6 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
     title = f"At the end every seed is ahead in {ahead} of {len(arms)} arms, and behind in {behind}"
     label = "loss of none minus that of the arm (nats a token)   arm better →"
     return [curve_panels(panels, path, title=title, ylabel=label, zero=True)]
-
-
-def losses_of(row: dict, part: str | None) -> dict[int, float]:
-    """{step: the loss on a part of the text}, behind the first evaluation."""
-    if part is None:
-        return dict(curve_of(row))
-    points = row["loss_curve"][1:]
-    return {point["step"]: point[part] for point in points if point.get(part) is not None}
 
 
 def curve_of(row: dict) -> list[tuple]:
