@@ -146,7 +146,7 @@ class ExperimentConfig:
         for name in [self.name, *self.arms, *self.scores]:
             is_right = FILE_NAME.fullmatch(name) and name.isprintable() and len(name.encode()) <= 80
             refuse(not is_right, f"name, arms, scores: {show(name)}: {words}")
-        scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
+        scripts = sorted(file.parent.name for file in (ROOT / "data").glob("*/prepare.py"))
         configurator.check_choice("prepare", self.prepare, scripts)
         check_named("scores_of", self.scores_of, self.scores)
         check_named("scores_of", itertools.chain(*self.scores_of.values()), self.arms)
@@ -261,6 +261,7 @@ from base.configurator import show
 from base.files import check_output, one_line, read_regular, write_text
 from evaluate import EvaluateConfig
 from keys import model_args, without_alias
+from runs.outdir import ROOT
 from runs.resume import OF_SCHEDULE
 from study import claims, curves, report
 from study.arms import (
@@ -280,7 +281,6 @@ from study.rows import read_rows, script_of
 from study.runner import run_all
 from train import TrainConfig
 
-HERE = Path(__file__).resolve().parent
 FILE_NAME = re.compile(r"[^./\\ ][^/\\]*")
 OF_CHECKPOINTS = {"save_interval", "keep_interval", "keep_last"}  # what an arm keeps of its own
 # of the path of a claim about a learning curve: nothing, or a part of the text
@@ -300,7 +300,7 @@ ENTRIES: dict = {
 
 def main(argv: list[str]) -> None:
     config = configurator.load(ExperimentConfig, argv)
-    out_dir = Path(config.out_dir or HERE / "results" / config.name)
+    out_dir = Path(config.out_dir or ROOT / "results" / config.name)
     if config.dry_run:
         print(listed(config, read_rows(out_dir)))
         return
@@ -340,8 +340,9 @@ def report_on(config: ExperimentConfig, rows: list, out_dir: Path, question: str
     figures += report.claims_figure(records, out_dir / "claims.png", sides)
     asked, _, design = question.partition("\n\n")
     means = [f"{name}: {word}, {mean} {unit}" for name, word, mean, _, unit, *_ in verdicts.cells]
-    first = [asked, means, code_and_day(rows), design]
-    parts = [*first, *figures, verdicts, remarks.splitlines(), arms, rates]
+    commits = ", ".join(sorted({str(row.get("git_commit"))[:7] for row in rows}))
+    made = f"{len(rows)} runs, of commit {commits}; written on {datetime.date.today()}"
+    parts = [asked, means, made, design, *figures, verdicts, remarks.splitlines(), arms, rates]
     page = write_page(out_dir / "report.html", filter(None, parts))
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
@@ -352,11 +353,6 @@ def question_of(argv: list[str]) -> str:
     if not files:
         return ""
     return ast.get_docstring(ast.parse(read_regular(files[-1], 1 << 20))) or files[-1]
-
-
-def code_and_day(rows: list[dict]) -> str:
-    commits = sorted({str(row.get("git_commit"))[:7] for row in rows})
-    return f"{len(rows)} runs, of commit {', '.join(commits)}; written on {datetime.date.today()}"
 
 
 def listed(config: ExperimentConfig, rows: list[dict]) -> str:

@@ -295,11 +295,11 @@ def modes_of(rows: list[dict], question: dict) -> dict | None:
     split = stats.two_modes(list(values.values()))
     if split is None:
         return None
-    is_over = {name: np.greater(of_name, split) for name, of_name in values.items()}
+    is_over = {name: np.greater(of_name, split).tolist() for name, of_name in values.items()}
     is_a_difference = len(weights) == 2 and math.prod(weights.values()) < 0
     return {
         "split": f"{convert(split, unit):{UNITS[unit]}} {unit}".lstrip("+"),
-        "over": {name: int(of_name.sum()) for name, of_name in is_over.items()},
+        "over": {name: sum(of_name) for name, of_name in is_over.items()},
         "n": len(by_seed),
         "p": stats.sign_test(*is_over.values()) if is_a_difference else None,
     }

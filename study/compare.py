@@ -49,8 +49,9 @@ def main(argv: list[str]) -> None:
     if len(config.files) != 2:
         n = len(config.files)
         raise UserError(f"{n} files: name two, the numbers before a change and after it")
+    before, after = config.files
     numbers = [read_numbers(file, config.of, config.seed) for file in config.files]
-    print(sentence(compare(*numbers), *config.files, config.of))
+    print(sentence(compare(*numbers), before, after, config.of))
 
 
 def read_numbers(file: str, of: str | None, seed: str) -> dict[str, float]:

@@ -41,7 +41,7 @@ def steps_to(row: dict, *where: Any) -> int | None:
     return next((step for step, value in points if sign * value > sign * threshold), None)
 
 
-def points_of(row: dict, part: str | None = None) -> dict[int, float]:
+def points_of(row: dict, part: str | None = None) -> dict[float, float]:
     """{step: the metric}, or the loss of a part of the text, where it was evaluated."""
     if part is None:
         return dict(row["curve"])

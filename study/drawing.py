@@ -28,7 +28,7 @@ def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
     figure: black for the arm without a gate, and a colour for each other one, dashed when the
     colours are used up."""
     looks = {"none": {"color": "#000000", "linestyle": "-"}}
-    others = [name for name in dict.fromkeys(variants) if name != "none"]
+    others = sorted(set(variants) - {"none"})
     for i, name in enumerate(others):
         line = "-" if i < len(COLOURS) else "--"
         looks[name] = {"color": COLOURS[i % len(COLOURS)], "linestyle": line}
@@ -67,7 +67,7 @@ def curve_panels(
 
     panels: {title: {label: [curve of a seed, [(step, y), ...], ...]}}.
     """
-    looks = arm_looks(sorted(itertools.chain(*panels.values())))
+    looks = arm_looks(itertools.chain(*panels.values()))
     panels = parts_of(panels)
     height = 4.2 if len(panels) == 1 else 2.7
     figure, grid, spare = panel_grid(len(panels), height, sharex=True, sharey=sharey)

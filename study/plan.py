@@ -90,13 +90,13 @@ def make_trial(config, seed: int, arm: str, rate: float) -> dict:
     steps = config.selection_iters or keys.max_iters
     if steps < keys.max_iters:
         run["config"]["max_iters"] = steps
-    if steps < keys.max_iters and keys.schedule != "constant":
-        for name in ("warmup_iters", "eval_interval", "decay_iters"):
-            length = getattr(keys, name)
-            if length:
-                run["config"][name] = max(1, round(length * steps / keys.max_iters))
-        for name in ("save_interval", "keep_interval", "keep_last"):  # a trial keeps nothing
-            run["config"].pop(name, None)
+        if keys.schedule != "constant":
+            for name in ("warmup_iters", "eval_interval", "decay_iters"):
+                length = getattr(keys, name)
+                if length:
+                    run["config"][name] = max(1, round(length * steps / keys.max_iters))
+            for name in ("save_interval", "keep_interval", "keep_last"):  # a trial keeps nothing
+                run["config"].pop(name, None)
     run["config"] |= config.selection_base
     return run
 

@@ -224,13 +224,8 @@ def sinks_of(point: dict) -> dict[str, float | None]:
 
 # whether more of a number is better, or less
 BETTER = {"accuracy": 1, "val_loss": -1, "log_steps": -1, "lost": -1}
-COLOUR_OF_VERDICT = {
-    "supported": COLOURS[0],
-    "equivalent": COLOURS[0],
-    "passed": COLOURS[0],
-    "refuted": COLOURS[1],
-    "not supported": COLOURS[1],
-}
+COLOUR_OF_VERDICT = dict.fromkeys(("supported", "equivalent", "passed"), COLOURS[0])
+COLOUR_OF_VERDICT |= dict.fromkeys(("refuted", "not supported"), COLOURS[1])
 
 
 def gate_side(claim: dict, gated: set[str]) -> str:
