@@ -29,7 +29,7 @@ def horizon_of(row: dict) -> float:
     return float(planned or row["curve"][-1][0])
 
 
-def steps_to(row: dict, *where: Any) -> int | None:
+def steps_to(row: dict, *where: Any) -> float | None:
     """The first evaluated step with an accuracy over a threshold, or a loss under it; None if there
     is none, or if the run was not finite. where: the threshold, or a part of the text, as in the
     row's "loss", and the threshold of its loss."""
