@@ -108,10 +108,7 @@ class ExperimentConfig:
 
     def __post_init__(self):
         configurator.check(self)
-        for kind, rule in ENTRIES.items():
-            for name, entry in getattr(self, kind).items():
-                with about(kind):
-                    check_entry(entry, rule, name)
+        check_entry(vars(self), ENTRIES)
         self.arms = all_arms(self)
         self.claims = all_claims(self)
         self.first_arms = arms_named(self, self.first_arms)
@@ -122,11 +119,15 @@ class ExperimentConfig:
         self.seeds_of = seeds_of
         refuse(not self.arms, "arms={}: nothing to run; name a file of config/experiments/")
         refuse(not self.seeds, "seeds=[]: nothing to run; add one at least, as in seeds = [0, 1]")
-        is_wrong = bool(self.learning_rates) != bool(self.selection_seeds)
-        refuse(is_wrong, "learning_rates, selection_seeds: give both, or none")
+        refuse(
+            bool(self.learning_rates) != bool(self.selection_seeds),
+            "learning_rates, selection_seeds: give both, or none",
+        )
         every = self.selection_seeds + self.seeds
-        words = "name each seed once; those that choose rates are not compared"
-        refuse(len(set(every)) < len(every), f"seeds, selection_seeds: {words}")
+        refuse(
+            len(set(every)) < len(every),
+            "seeds, selection_seeds: name each seed once; those that choose rates are not compared",
+        )
         self.check_names()
         self.check_runs()
         for arm, branch in self.branches.items():
@@ -145,16 +146,16 @@ class ExperimentConfig:
         for name in [self.name, *self.arms, *self.scores]:
             is_right = FILE_NAME.fullmatch(name) and name.isprintable() and len(name.encode()) <= 80
             refuse(not is_right, f"name, arms, scores: {show(name)}: {words}")
-        scripts = sorted(file.parent.name for file in (HERE / "data").glob("*/prepare.py"))
+        scripts = sorted(file.parent.name for file in (ROOT / "data").glob("*/prepare.py"))
         configurator.check_choice("prepare", self.prepare, scripts)
         check_named("scores_of", self.scores_of, self.scores)
         check_named("scores_of", itertools.chain(*self.scores_of.values()), self.arms)
         for label in ("seeds_of", "first_arms", "rate_of"):
             check_named(label, getattr(self, label), self.arms)
         check_named("rate_of", self.rate_of.values(), sorted(self.arms.keys() - self.rate_of))
-        for arm, seeds in self.seeds_of.items():
-            words = f"seeds_of: {arm}: has none of seeds={self.seeds}"
-            refuse(not set(seeds) & set(self.seeds), words)
+        for arm in self.arms:
+            is_run = seeds_of_arms(self, [arm])
+            refuse(not is_run, f"seeds_of: {arm}: has none of seeds={self.seeds}")
 
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
@@ -165,10 +166,14 @@ class ExperimentConfig:
         for arm in self.arms:
             keys = self.keys_of(arm)
             with about(f"arm {arm!r}"):
-                words = "dtype=auto is timed anew in each run: add dtype to base"
-                refuse(keys.dtype == "auto", words)
-                is_wrong = self.selection_iters > keys.max_iters and arm not in self.rate_of
-                refuse(is_wrong, f"selection_iters: must be at most max_iters={keys.max_iters}")
+                refuse(
+                    keys.dtype == "auto",
+                    "dtype=auto is timed anew in each run: add dtype to base",
+                )
+                refuse(
+                    self.selection_iters > keys.max_iters and arm not in self.rate_of,
+                    f"selection_iters: must be at most max_iters={keys.max_iters}",
+                )
 
     def keys_of(self, arm: str):
         """The keys of train.py that an arm has."""
@@ -176,27 +181,24 @@ class ExperimentConfig:
 
     def check_branch(self, arm: str, of: str, at: int) -> None:
         """Raises UserError for a branch from a checkpoint that the other arm does not keep for each of
-        its seeds, or that lies behind its own end, and for branches in a circle."""
+        its seeds, or that lies behind its own end, and for branches in a circle; for another model than
+        that of the checkpoint, and for keys that the branch would have of the other arm, and not of
+        its own."""
         check_named("of", [arm, of], self.arms)
+        ours = self.keys_of(arm)
         keys = self.keys_of(of)
         is_kept = keys.keep_interval and at % keys.keep_interval == 0 and at <= keys.max_iters
         refuse(not is_kept, f"{of!r} keeps no checkpoint of step {at}: give it a keep_interval")
-        seeds = set(claims.seeds_of_claim(self, {arm: 1.0}))
-        seeds_of_other = set(claims.seeds_of_claim(self, {of: 1.0}))
-        refuse(seeds - seeds_of_other, f"{of!r} is not run with all of its seeds")
-        ours = self.keys_of(arm)
+        refuse(
+            seeds_of_arms(self, [arm]) != seeds_of_arms(self, [arm, of]),
+            f"{of!r} is not run with all of its seeds",
+        )
         refuse(at > ours.max_iters, f"at={at}: is behind its own max_iters={ours.max_iters}")
-        before = [arm, of]  # the arms that it goes back to
-        while before[-1] in self.branches and before[-1] not in before[:-1]:
+        before = [arm]  # the arms that it goes back to
+        while before[-1] in self.branches:
+            is_circle = self.branches[before[-1]]["of"] in before
             before.append(self.branches[before[-1]]["of"])
-        refuse(before[-1] in before[:-1], f"goes on from itself, by {' from '.join(before)}")
-        self.check_keys_of_branch(arm, of)
-
-    def check_keys_of_branch(self, arm: str, of: str) -> None:
-        """Raises UserError for another model than that of the checkpoint, and for keys that the branch
-        would have of the other arm, and not of its own."""
-        ours = self.keys_of(arm)
-        keys = self.keys_of(of)
+            refuse(is_circle, f"goes on from itself, by {' from '.join(before)}")
         kept = model_args(keys)
         changed = [name for name in kept if getattr(ours, name) != kept[name]]
         refuse(
@@ -221,8 +223,10 @@ class ExperimentConfig:
             is_right = path[1:-1] in parts and type(path[-1]) in (int, float)
         if path[0] == "log":
             is_right = is_right and len(path) > 1 and path[1] not in {"log", *curves.METRICS}
-        words = "must be names that lead to a number in a row, or as ['lost', 0.9]"
-        refuse(not is_right, f"of={show(path)}: {words}")
+        refuse(
+            not is_right,
+            f"of={show(path)}: must be names that lead to a number in a row, or as ['lost', 0.9]",
+        )
         given = claim.keys()
         if "in" in given:
             is_right = "above" in given and not {"sides", "within", "family"} & given
@@ -230,12 +234,16 @@ class ExperimentConfig:
             is_right = not {"above", "sides"} & given
         else:
             is_right = {"above", "within"} & given
-        words = "must have above, other_than (which has two sides, and no above) or within; "
-        words += "a count (in) has above, and no sides, within or family"
-        refuse(not is_right, words)
-        words = "say in family_reason why it is corrected for less than all claims, or leave it out"
-        refuse("family" in given and "family_reason" not in given, f"family: {words}")
-        n_seeds = len(claims.seeds_of_claim(self, claim["contrast"]))
+        refuse(
+            not is_right,
+            "must have above, other_than (which has two sides, and no above) or within; "
+            "a count (in) has above, and no sides, within or family",
+        )
+        refuse(
+            "family" in given and "family_reason" not in given,
+            "family: say in family_reason why it is corrected for less than all claims, or leave it out",
+        )
+        n_seeds = len(seeds_of_arms(self, claim["contrast"]))
         refuse(claim.get("in", 0) > n_seeds, "in: is more than the seeds of its arms")
 
 
@@ -253,6 +261,7 @@ from base.configurator import show
 from base.files import check_output, one_line, read_regular, write_text
 from evaluate import EvaluateConfig
 from keys import model_args, without_alias
+from runs.outdir import ROOT
 from runs.resume import OF_SCHEDULE
 from study import claims, curves, report
 from study.arms import (
@@ -264,6 +273,7 @@ from study.arms import (
     check_entry,
     check_named,
     refuse,
+    seeds_of_arms,
 )
 from study.page import write_page
 from study.plan import Plan, choose_rates, name_of
@@ -271,27 +281,26 @@ from study.rows import read_rows, script_of
 from study.runner import run_all
 from train import TrainConfig
 
-HERE = Path(__file__).resolve().parent
 FILE_NAME = re.compile(r"[^./\\ ][^/\\]*")
 OF_CHECKPOINTS = {"save_interval", "keep_interval", "keep_last"}  # what an arm keeps of its own
 # of the path of a claim about a learning curve: nothing, or a part of the text
 PARTS = [[], ["near"], ["far"], ["repeated"], ["elsewhere"]]
 # what each entry of a dict in the config holds, as rules of rules.wrong_field
 ENTRIES: dict = {
-    "arms": {},
-    "variants": {"mixers?": NAMES},
-    "scores": {},
-    "seeds_of": [(int, 0, 1 << 60), 1, 999],
-    "rate_of": (str, 1, 99),
-    "scores_of": NAMES,
-    "branches": {"of": (str, 1, 99), "at": (int, 1, 1 << 60)},
-    "claims": {},
+    "arms": {str: {}},
+    "variants": {str: {"mixers?": NAMES}},
+    "scores": {str: {}},
+    "seeds_of": {str: [(int, 0, 1 << 60), 1, 999]},
+    "rate_of": {str: (str, 1, 99)},
+    "scores_of": {str: NAMES},
+    "branches": {str: {"of": (str, 1, 99), "at": (int, 1, 1 << 60)}},
+    "claims": {str: {}},
 }
 
 
 def main(argv: list[str]) -> None:
     config = configurator.load(ExperimentConfig, argv)
-    out_dir = Path(config.out_dir or HERE / "results" / config.name)
+    out_dir = Path(config.out_dir or ROOT / "results" / config.name)
     if config.dry_run:
         print(listed(config, read_rows(out_dir)))
         return
@@ -313,16 +322,14 @@ def report_on(config: ExperimentConfig, rows: list, out_dir: Path, question: str
     judged = claims.judge_claims(config, rows, choices)
     records = [claims.record(claim) for claim in judged]
     remarks = claims.remarks(records)
-    tables = [report.arms_table(config, rows)]
-    if choices:
-        tables.append(report.rates_table(config, choices))
-    verdicts = []
+    arms = report.arms_table(config, rows)
+    rates = report.rates_table(config, choices)
+    verdicts = claims.table(records)
     if records:
-        verdicts = [claims.table(records)]
         write_text(out_dir / "claims.json", json.dumps({"claims": records}, indent=1) + "\n")
     else:
         (out_dir / "claims.json").unlink(missing_ok=True)
-    said = [str(part) for part in (*tables, *verdicts, remarks) if part]
+    said = [str(part) for part in (arms, rates, verdicts, remarks) if part]
     print("\n" + "\n\n".join(said) + "\n")
     gated = {
         row["arm"] for row in rows if without_alias(row["config"]).get("gate", "none") != "none"
@@ -332,9 +339,11 @@ def report_on(config: ExperimentConfig, rows: list, out_dir: Path, question: str
     figures += report.gain_curves(rows, out_dir / "gain.png")
     figures += report.claims_figure(records, out_dir / "claims.png", sides)
     asked, _, design = question.partition("\n\n")
-    first = [asked, claims.verdicts(records), code_and_day(rows), design]
-    parts: list = [*first, *figures, *verdicts, remarks.splitlines(), *tables]
-    page = write_page(out_dir / "report.html", parts)
+    means = [f"{name}: {word}, {mean} {unit}" for name, word, mean, _, unit, *_ in verdicts.cells]
+    commits = ", ".join(sorted({str(row.get("git_commit"))[:7] for row in rows}))
+    made = f"{len(rows)} runs, of commit {commits}; written on {datetime.date.today()}"
+    parts = [asked, means, made, design, *figures, verdicts, remarks.splitlines(), arms, rates]
+    page = write_page(out_dir / "report.html", filter(None, parts))
     print("written:", ", ".join(map(str, [out_dir / "rows.jsonl", *figures, page])))
 
 
@@ -346,11 +355,6 @@ def question_of(argv: list[str]) -> str:
     return ast.get_docstring(ast.parse(read_regular(files[-1], 1 << 20))) or files[-1]
 
 
-def code_and_day(rows: list[dict]) -> str:
-    commits = sorted({str(row.get("git_commit"))[:7] for row in rows})
-    return f"{len(rows)} runs, of commit {', '.join(commits)}; written on {datetime.date.today()}"
-
-
 def listed(config: ExperimentConfig, rows: list[dict]) -> str:
     """The runs that have no row, as far as learning rates are chosen; then what each claim can
     show."""
@@ -358,9 +362,7 @@ def listed(config: ExperimentConfig, rows: list[dict]) -> str:
     lines = [name_of(run) for run in plan.lacking]
     lines.append(f"{len(plan.lacking)} of {len(plan.runs)} runs to do{plan.more()}")
     reach = claims.reach_table(config, plan.shown)
-    if reach:
-        lines.append(f"\n{reach}")
-    return "\n".join(lines)
+    return "\n".join([*lines, f"\n{reach}"] if reach else lines)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def maps(file: Path) -> Path | str:
         "format": "%.2g",
         "label": "size of the weight\n(colours by its root)",
     }
-    figure, grid, spare = panel_grid(len(panels), 2.9, 3.2)
+    figure, grid, spare = panel_grid(len(panels), 3.2)
     for axes, (title, weights, gate, shown) in zip(grid, panels, strict=True):
         image = axes.imshow(weights, cmap="cividis", norm=norm)
         axes.set_xlabel("key (position)")
@@ -194,7 +194,7 @@ def page(folder: Path) -> Path:
     if not panels:
         words = "has no metrics.jsonl (a run), meters.json or rows.jsonl (an experiment), or they "
         raise UserError(f"{folder}: {words}hold nothing yet")
-    figure, grid, _ = panel_grid(len(panels), 4, 3.2, extra=0.4)
+    figure, grid, _ = panel_grid(len(panels), 3.2)
     for axes, (panel, lines) in zip(grid, panels.items(), strict=True):
         draw_lines(axes, lines)
         axes.set_title(panel)

@@ -63,7 +63,7 @@ def refuse(is_wrong: object, words: str) -> None:
 def check_entry(value: object, rule: object, name: str = "") -> None:
     """Raises UserError for a value that breaks a rule of rules.wrong_field."""
     wrong = wrong_field(value, rule, name)
-    refuse(wrong, str(wrong))
+    refuse(wrong, wrong)
 
 
 def check_named(label: str, names: Iterable[str], choices: Iterable[str]) -> None:
@@ -79,9 +79,11 @@ def arm_name(mixer: str, variant: str) -> str:
 def all_arms(config) -> dict[str, dict]:
     """{arm: its keys}: mixers x variants, then config.arms; one that has the name of a product adds
     keys to it."""
-    words = "mixers, variants: arms are the product of both; give the other one, too"
-    refuse(bool(config.mixers) != bool(config.variants), words)
-    twice = sorted(set(config.variants) & set(config.arms))
+    refuse(
+        bool(config.mixers) != bool(config.variants),
+        "mixers, variants: arms are the product of both; give the other one, too",
+    )
+    twice = sorted(config.variants.keys() & config.arms)
     refuse(twice, f"arms, variants: both have {', '.join(twice)}; rename one of them")
     arms = {}
     for mixer in config.mixers:
@@ -102,12 +104,15 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
     itself."""
     arms = []
     for name in names:
-        of_variant = []
-        if name in config.variants:
-            in_mixers = [arm_name(mixer, name) for mixer in config.mixers]
-            of_variant = [arm for arm in in_mixers if arm in config.arms]
-        arms += of_variant or [name]
+        in_mixers = [arm_name(mixer, name) for mixer in config.mixers if name in config.variants]
+        arms += [arm for arm in in_mixers if arm in config.arms] or [name]
     return arms
+
+
+def seeds_of_arms(config, arms: Iterable[str]) -> list[int]:
+    """The seeds that all of the arms are run with."""
+    of_arms = [config.seeds_of.get(arm, config.seeds) for arm in arms]
+    return sorted(set(config.seeds).intersection(*of_arms))
 
 
 def weights_of(text: str) -> dict[str, float]:
@@ -118,9 +123,10 @@ def weights_of(text: str) -> dict[str, float]:
     weights = {}
     for sign, term in zip(parts[::2], parts[1::2], strict=True):
         weight, _, name = term.rpartition(" * ")
-        is_wrong = name in weights or not WEIGHT.fullmatch(weight)
-        words = "write a sum of names, each once, as in 'none - 0.5 * sigmoid'"
-        refuse(is_wrong, f"{show(text)}: {words}")
+        refuse(
+            name in weights or not WEIGHT.fullmatch(weight),
+            f"{show(text)}: write a sum of names, each once, as in 'none - 0.5 * sigmoid'",
+        )
         weights[name] = float(Fraction(sign + (weight or "1")))
     return weights
 
@@ -152,9 +158,10 @@ def written_out(config, name: str, claim: dict) -> list[tuple[str, dict]]:
     kinds = {"pool", "each"} & claim.keys()
     if not kinds:
         return [(name, claim | {"contrast": weights})]
-    is_wrong = len(kinds) > 1 or ("each" in kinds) != (PLACE in name)
-    words = f"it has pool or each; with each, and then alone, its name has {PLACE} in it"
-    refuse(is_wrong, words)
+    refuse(
+        len(kinds) > 1 or ("each" in kinds) != (PLACE in name),
+        f"it has pool or each; with each, and then alone, its name has {PLACE} in it",
+    )
     (kind,) = kinds
     mixers = claim.pop(kind)
     if isinstance(mixers, str):

@@ -9,9 +9,12 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+import numpy as np
+
 from base import configurator
 from base.configurator import UserError
 from study import stats
+from study.arms import seeds_of_arms
 from study.rows import mixer_of, script_of
 from study.table import Table
 
@@ -43,8 +46,10 @@ UNIT_OF = {
     "log_steps": "ratio of steps",
 }
 # meters that are fractions
-SHARES = {"share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "gate_below_0.1"}
-SHARES |= {"induction"}
+SHARES = ["share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "gate_below_0.1"]
+SHARES += ["induction"]
+# the same of a path that begins with "meters"
+UNIT_OF_METER = UNIT_OF | {"effective": "of the residual stream"} | dict.fromkeys(SHARES, "%")
 
 
 def convert(value: float | None, unit: str) -> float | None:
@@ -74,26 +79,11 @@ def unit_of(of: Sequence, weights: dict[str, float]) -> str:
         return "steps"
     if of[0] == "log":
         return "ratio" if is_difference else "geometric mean"
-    for name in of:
-        if name in UNIT_OF:
-            return UNIT_OF[name]
-    if of[0] == "meters" and of[-1] == "effective":
-        return "of the residual stream"
-    if of[0] == "meters" and SHARES & set(of):
-        return "%"
-    return "as in the rows"
+    units = UNIT_OF_METER if of[0] == "meters" else UNIT_OF
+    return next((units[name] for name in of if name in units), "as in the rows")
 
 
 # -- What a claim asks, and what it can show -------------------------------------------------------
-
-
-def seeds_of_claim(config, weights: dict[str, float]) -> list[int]:
-    """The seeds that all arms of a contrast are run with."""
-    seeds = config.seeds
-    for arm in weights:
-        of_arm = config.seeds_of.get(arm, seeds)
-        seeds = [seed for seed in seeds if seed in of_arm]
-    return seeds
 
 
 def questions(config) -> list[dict]:
@@ -106,7 +96,7 @@ def questions(config) -> list[dict]:
         question = {"of": [config.metric], "exploratory": False} | claim
         question["claim"] = name
         question["unit"] = unit_of(question["of"], claim["contrast"])
-        question["seeds"] = seeds_of_claim(config, claim["contrast"])
+        question["seeds"] = seeds_of_arms(config, claim["contrast"])
         question["tests"] = []
         asked.append(question)
         family = families.setdefault(family_of(question), [])
@@ -141,7 +131,7 @@ def check_reach(config) -> None:
             raise UserError(f"claims: {question['claim']}: {few}, {words}")
 
 
-def reach_table(config, rows: list[dict]) -> Table | None:
+def reach_table(config, rows: list[dict]) -> Table:
     """A line per test of a claim: what it can show in 80% of cases, from the spread of the compared
     rows there are, or from `pair_spread`."""
     lines = []
@@ -154,45 +144,44 @@ def reach_table(config, rows: list[dict]) -> Table | None:
             spread = stdev(values)
             source = f"{spread:.3g}, of {len(values)} seeds"
         else:  # pair_spread is of a pair; arms are taken to differ independently
-            squares = sum(weight**2 for weight in weights.values())
-            spread = (config.pair_spread or math.nan) * math.sqrt(squares / 2)
+            spread = (config.pair_spread or math.nan) * math.hypot(*weights.values()) / math.sqrt(2)
             source = f"{spread:.3g}, assumed"
         for test, sides, p, size in question["tests"]:
-            effect, band = stats.detectable(n, stats.LEVEL / size / sides)
-            sees = spread * (band if test == "p_within" else effect)
+            sees = spread * stats.detectable(n, stats.LEVEL / size / sides, test)
             seen = "nothing"
             if math.isfinite(sees):
                 seen = f"{convert(sees, unit):{effect_format(unit)}}".lstrip("+")
             kind = "within" if test == "p_within" else "above"
-            line = [question["claim"], kind, str(n), f"{p:.2g}", str(size), seen, unit, source]
-            lines.append(line)
-    title = "What each claim can show: the least p of its seeds, after Holm's correction, and what "
-    title += "80% of cases see\n(nothing: the seeds are too few, or no spread is known)"
+            numbers = [str(n), f"{p:.2g}", str(size), seen, unit, source]
+            lines.append([question["claim"], kind, *numbers])
+    title = """What each claim can show: the least p of its seeds, after Holm's correction, and what 80% of cases see
+(nothing: the seeds are too few, or no spread is known)"""
     header = ["claim", "test", "seeds", "least p", "in family", "sees", "unit", "spread"]
-    return Table(title, header, lines) if lines else None
+    return Table(title, header, lines)
 
 
 # -- What the rows say -----------------------------------------------------------------------------
 
 
 def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
-    """Every question with what stats.judge finds out about it, and by_seed: its values, missing
-    and lost: seeds without one (see `unseen`), p_all, modes, and flags: what a reader must know
+    """Every question with what stats.judge finds out about it, and by_seed: its values, missing:
+    the seeds in which a run has no row, lost: those in which all have one, but one lacks the number,
+    as that of a run that was not finite does, p_all, modes, and flags: what a reader must know
     beside the verdict. choices: of learning rates, as plan.choose_rates gives them."""
     judged = []
     families = {}
     for question in questions(config):
         values = stats.contrast(rows, question["contrast"], question["of"])
-        missing, lost = unseen(rows, question, values)
-        result = question | {"by_seed": values, "missing": missing, "lost": lost, "modes": None}
+        # of the seeds in which every arm has a row, whatever the number is
+        ran = stats.contrast(rows, question["contrast"], ["seed"])
+        missing = [seed for seed in question["seeds"] if seed not in ran]
+        lost = [seed for seed in ran if seed not in values]
+        result = question | {"by_seed": values, "missing": missing, "lost": lost}
         judged.append(result)
-        if "in" in result and (missing or not values):
-            result |= {"verdict": "not run", "threshold": result["above"]}
-        else:
-            families.setdefault(family_of(result), []).append(result)
-    for family in families.values():
-        asked = [(list(result["by_seed"].values()), result) for result in family]
-        for result, numbers in zip(family, stats.judge(asked), strict=True):
+        counted = [] if missing and "in" in result else list(values.values())
+        families.setdefault(family_of(result), []).append((counted, result))
+    for asked in families.values():
+        for (_, result), numbers in zip(asked, stats.judge(asked), strict=True):
             result.update(numbers)
     correct_over_all(judged)
     for result in judged:  # each was corrected for in the family that it was declared in
@@ -209,7 +198,7 @@ def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) ->
     if result["verdict"] == "not run":
         return flags
     can_be_supported = any(
-        p < stats.LEVEL and stats.smallest_p(result.get("n", 0), sides) < stats.LEVEL
+        p < stats.LEVEL and stats.smallest_p(result["n"], sides) < stats.LEVEL
         for _, sides, p, _ in result["tests"]
     )
     if result["verdict"] == "inconclusive" and not can_be_supported:
@@ -223,12 +212,15 @@ def flags_of(config, result: dict, rows: list[dict], choices: Sequence[dict]) ->
     flags += looks
     holds = result["verdict"] in ("supported", "equivalent")
     if holds and result.get("p_all", 0.0) >= stats.LEVEL:
-        p = f"p is {result['p_all']:.2g} over all {result['n_all']} tests of the experiment"
-        flags.append(f"in its family alone: {p}")
-    if "in" not in result:
-        result["modes"] = modes_of(rows, result)
-    if result["modes"] is not None:
-        flags.append(in_words(result["modes"]))
+        over = f"over all {result['n_all']} tests of the experiment"
+        flags.append(f"in its family alone: p is {result['p_all']:.2g} {over}")
+    modes = None if "in" in result else modes_of(rows, result)
+    result["modes"] = modes
+    if modes:
+        counts = ", ".join(f"{name} {n}" for name, n in modes["over"].items())
+        p = "" if modes["p"] is None else f" (sign test p {modes['p']:.2g})"
+        over = f"over {modes['split']} are {counts} of {modes['n']} seeds{p}"
+        flags.append(f"two modes, and a mean is neither: {over}")
     if result["of"] == ["accuracy"]:
         flags += ends_of_the_scale(config, arms)
     choosing = {config.rate_of.get(arm, arm) for arm in arms}
@@ -250,20 +242,6 @@ def correct_over_all(judged: list[dict]) -> None:
         if result["verdict"] != "not run" and (test == rests_on or len(result["tests"]) == 1):
             result["p_all"] = p
             result["n_all"] = len(tests)
-
-
-def unseen(rows: list[dict], question: dict, values: dict[int, float]) -> tuple[list, list]:
-    """(missing, lost): the seeds without a value, where a run has no row, and where all have one,
-    but one lacks the number, as that of a run that was not finite does."""
-    ran = {(row["arm"], row["seed"]) for row in rows}
-    missing = []
-    lost = []
-    for seed in question["seeds"]:
-        if any((arm, seed) not in ran for arm in question["contrast"]):
-            missing.append(seed)
-        elif seed not in values:
-            lost.append(seed)
-    return missing, lost
 
 
 def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
@@ -289,8 +267,8 @@ def undeclared_looks(arms: dict[str, list[dict]], question: dict) -> list[str]:
     if left_out:
         words.append(f"seeds {listed(left_out)} were planned and are left out")
     if first < len(seeds):
-        late = "without a declared look"
-        words.append(f"seeds were added to the {first} that were planned at first, {late}")
+        planned = f"the {first} that were planned at first"
+        words.append(f"seeds were added to {planned}, without a declared look")
     return words
 
 
@@ -317,9 +295,7 @@ def modes_of(rows: list[dict], question: dict) -> dict | None:
     split = stats.two_modes(list(values.values()))
     if split is None:
         return None
-    is_over = {}
-    for name, of_name in values.items():
-        is_over[name] = [value > split for value in of_name]
+    is_over = {name: np.greater(of_name, split).tolist() for name, of_name in values.items()}
     is_a_difference = len(weights) == 2 and math.prod(weights.values()) < 0
     return {
         "split": f"{convert(split, unit):{UNITS[unit]}} {unit}".lstrip("+"),
@@ -329,27 +305,17 @@ def modes_of(rows: list[dict], question: dict) -> dict | None:
     }
 
 
-def in_words(modes: dict) -> str:
-    """What the seeds of an outcome with two modes are, since their mean is not."""
-    counts = ", ".join(f"{name} {n}" for name, n in modes["over"].items())
-    p = "" if modes["p"] is None else f" (sign test p {modes['p']:.2g})"
-    said = f"over {modes['split']} are {counts} of {modes['n']} seeds{p}"
-    return f"two modes, and a mean is neither: {said}"
-
-
 def ends_of_the_scale(config, arms: dict[str, list[dict]]) -> list[str]:
     """Ceiling or floor, where all arms are at the top or at chance, which the data set knows: no
     difference can be seen there."""
     script = script_of(config.prepare)
     if not hasattr(script, "chance"):
         return []
+    chance = script.chance(configurator.build(script.Config, config.data))
     places = []
     for rows in arms.values():
-        values = [row["accuracy"] for row in rows if row["accuracy"] is not None]
-        if not values:
-            return []
-        chance = script.chance(configurator.build(script.Config, rows[0]["data"]))
-        places.append((fmean(values) - chance) / (1 - chance))
+        mean = fmean(row["accuracy"] for row in rows if row["accuracy"] is not None)
+        places.append((mean - chance) / (1 - chance))
     if min(places) > TOP:
         return ["ceiling: all arms are at the top"]
     return ["floor: all arms are at chance"] if max(places) < BOTTOM else []
@@ -402,12 +368,11 @@ def doubts(choices: list[dict]) -> list[str]:
         if choice["is_edge"]:
             at_edge.setdefault(rate, []).append(arm)
         other, margin, error = choice["other"], choice["margin"], choice["error"]
+        about = f"margin: {arm}'s rate {rate:g}"
         if abs(margin) < error:
-            close = f"rate {rate:g} and {other:g} are within a standard error"
-            margins.append(f"margin: {arm}'s {close}")
+            margins.append(f"{about} and {other:g} are within a standard error")
         elif math.isfinite(margin) and math.isnan(error):
-            over = f"rate {rate:g} over {other:g}"
-            margins.append(f"margin: {arm}'s {over}: one seed does not tell what noise is")
+            margins.append(f"{about} over {other:g}: one seed does not tell what noise is")
         n = len(choice["values"][rate])
         if 1 < n < FEW_SEEDS:
             few = [f"rates: a standard error of {n} seeds, too few to tell"]
@@ -462,25 +427,16 @@ def table(records: list[dict]) -> Table:
     title = """Claims: the mean over the seeds with its exact 95% interval (one-sided: two bounds;
 where few seeds leave it open, Student's), p after Holm's correction over its family, and over all
 tests of the experiment that were declared, and the effect or the band that 80% would show"""
-    header = ["claim", "verdict", "mean (interval)", "asked", "unit", "p", "p over all"]
-    header += ["could see", "seeds"]
+    header = ["claim", "verdict", "mean (interval)", "asked", "unit"]
+    header += ["p", "p over all", "could see", "seeds"]
     return Table(title, header, [[one["name"], *cells_of(one)] for one in records])
-
-
-def verdicts(records: list[dict]) -> list[str]:
-    """A line per claim: its verdict, and its mean and interval in its unit."""
-    lines = []
-    for one in records:
-        verdict, mean, _, unit, *_ = cells_of(one)
-        lines.append(f"{one['name']}: {verdict}, {mean} {unit}")
-    return lines
 
 
 def cells_of(one: dict) -> list[str]:
     """The cells of a claim's line behind its name."""
     unit, n = one["unit"], str(len(one["seeds"]))
     verdict = "exploratory: " * one["exploratory"] + one["verdict"]
-    if one["verdict"] == "not run" or one["estimate"] is None:
+    if one["verdict"] == "not run":
         return [verdict, *["-"] * 6, n]
     form = UNITS[unit]
     low, high = one["low"], one["high"]

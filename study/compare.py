@@ -12,6 +12,7 @@ minus before, its 95% interval, p, and the difference that 80% of such compariso
 docs/verdict.md has an example.
 """
 
+import contextlib
 import csv
 import io
 import math
@@ -27,7 +28,7 @@ import scipy.stats
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from base import configurator
-from base.configurator import UserError, key
+from base.configurator import UserError, key, show
 from base.files import parse_json, read_jsonl, read_regular
 from study import stats
 
@@ -46,8 +47,8 @@ class Config:
 def main(argv: list[str]) -> None:
     config = configurator.load(Config, argv, positional="files")
     if len(config.files) != 2:
-        words = "files: name two, the numbers before a change and after it"
-        raise UserError(f"{len(config.files)} {words}")
+        n = len(config.files)
+        raise UserError(f"{n} files: name two, the numbers before a change and after it")
     before, after = config.files
     numbers = [read_numbers(file, config.of, config.seed) for file in config.files]
     print(sentence(compare(*numbers), before, after, config.of))
@@ -71,10 +72,10 @@ def read_numbers(file: str, of: str | None, seed: str) -> dict[str, float]:
 def of_rows(rows: list[dict], file: str, of: str | None, seed: str) -> dict[str, float]:
     """{seed: number} of rows with a column for each. Raises UserError."""
     if of is None:
-        names = [name for name in (rows[0] if rows else {}) if name != seed]
-        if len(names) != 1:
+        columns = set(rows[0] if rows else ()) - {seed}
+        if len(columns) != 1:
             raise UserError(f"{file}: name the column of the numbers, as in --of=val_loss")
-        of = names[0]
+        (of,) = columns
     found = {}
     for i, row in enumerate(rows, 1):
         if of not in row:
@@ -89,14 +90,12 @@ def of_rows(rows: list[dict], file: str, of: str | None, seed: str) -> dict[str,
 def number(value: Any, file: str, name: str) -> float:
     """A finite number. Raises UserError, also for a run that diverged: it is a result, and no
     number says which."""
-    try:
-        found = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
-        words = "is no finite number; compare how many runs were lost instead"
-        raise UserError(f"{file}: {name}: {value!r} {words}")
-    return found
+    with contextlib.suppress(ValueError):
+        found = float(str(value))  # True is no number, and 10**400 is infinite
+        if math.isfinite(found):
+            return found
+    words = "is no finite number; compare how many runs were lost instead"
+    raise UserError(f"{file}: {name}: {show(value)} {words}")
 
 
 def compare(before: dict[str, float], after: dict[str, float]) -> dict:
@@ -112,10 +111,11 @@ def compare(before: dict[str, float], after: dict[str, float]) -> dict:
         "difference": difference,
     }
     result |= {"low": None, "high": None, "p": None, "least_p": 1.0, "could_see": None}
-    if min(result["n"]) > 1 and is_paired:
-        result |= of_pairs([after[name] - before[name] for name in before])
-    elif min(result["n"]) > 1:
-        result |= of_groups(list(before.values()), list(after.values()))
+    if min(result["n"]) > 1:
+        if is_paired:
+            result |= of_pairs([after[name] - before[name] for name in before])
+        else:
+            result |= of_groups(list(before.values()), list(after.values()))
     if result["least_p"] >= stats.LEVEL:
         return result | {"verdict": stats.UNDECIDABLE}
     is_seen = result["p"] < stats.LEVEL
@@ -126,7 +126,7 @@ def of_pairs(values: list[float]) -> dict:
     """The sign-flip test of the differences of each seed, its interval, and what it could have
     seen."""
     low, high = stats.interval(values)
-    seen = stdev(values) * stats.detectable(len(values), stats.LEVEL / 2)[0]
+    seen = stdev(values) * stats.detectable(len(values), stats.LEVEL / 2, "p")
     return {
         "low": low,
         "high": high,

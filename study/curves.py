@@ -29,24 +29,24 @@ def horizon_of(row: dict) -> float:
     return float(planned or row["curve"][-1][0])
 
 
-def steps_to(row: dict, *where: Any) -> int | None:
+def steps_to(row: dict, *where: Any) -> float | None:
     """The first evaluated step with an accuracy over a threshold, or a loss under it; None if there
     is none, or if the run was not finite. where: the threshold, or a part of the text, as in the
     row's "loss", and the threshold of its loss."""
     if not row["finite"]:
         return None
     *part, threshold = where
-    points = row["curve"]
-    is_loss = row.get("metric") == "val_loss"
-    if part:
-        points = [(point["step"], point.get(part[0])) for point in row.get("loss_curve", [])]
-        is_loss = True
-    for step, value in points:
-        if value is None:
-            continue
-        if value < threshold if is_loss else value > threshold:
-            return step
-    return None
+    sign = -1 if part or row.get("metric") == "val_loss" else 1
+    points = points_of(row, *part).items()
+    return next((step for step, value in points if sign * value > sign * threshold), None)
+
+
+def points_of(row: dict, part: str | None = None) -> dict[float, float]:
+    """{step: the metric}, or the loss of a part of the text, where it was evaluated."""
+    if part is None:
+        return dict(row["curve"])
+    points = row.get("loss_curve", [])
+    return {point["step"]: point[part] for point in points if point.get(part) is not None}
 
 
 def area(row: dict) -> float | None:
@@ -77,7 +77,7 @@ def value_at(row: dict, step: float) -> float | None:
     last, value = row["curve"][-1]
     if row["finite"] and last < step <= horizon_of(row):
         return value
-    return dict(row["curve"]).get(step)
+    return points_of(row).get(step)
 
 
 # of a row and what stands behind the name

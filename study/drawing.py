@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 from base.files import check_output, write_whole
 
 plt.rcParams["text.parse_math"] = False  # a name may hold a $
+plt.rcParams["figure.constrained_layout.use"] = True
 
 # Okabe & Ito 2008: colours that the colour-blind can tell apart; the last five are from Tol 2021,
 # "muted"
@@ -27,22 +28,20 @@ def arm_looks(variants: Iterable[str]) -> dict[str, dict]:
     figure: black for the arm without a gate, and a colour for each other one, dashed when the
     colours are used up."""
     looks = {"none": {"color": "#000000", "linestyle": "-"}}
-    others = [name for name in dict.fromkeys(variants) if name != "none"]
+    others = sorted(set(variants) - {"none"})
     for i, name in enumerate(others):
         line = "-" if i < len(COLOURS) else "--"
         looks[name] = {"color": COLOURS[i % len(COLOURS)], "linestyle": line}
     return looks
 
 
-def panel_grid(n: int, width: float, height: float, extra: float = 0.0, **keys) -> tuple:
-    """(figure, n axes, the spare ones behind them): two in a line, since a phone is narrow. The
-    sizes are those of a panel; the figure is higher by `extra`."""
+def panel_grid(n: int, height: float, **keys) -> tuple:
+    """(figure, n axes of that height, the spare ones behind them): two in a line, since a phone is
+    narrow."""
     columns = min(2, n)
     lines = math.ceil(n / columns)
-    size = (width * columns, height * lines + extra)
-    figure, grid = plt.subplots(
-        lines, columns, figsize=size, squeeze=False, layout="constrained", **keys
-    )
+    size = (7, height * lines + 1)  # with room for a title and a legend
+    figure, grid = plt.subplots(lines, columns, figsize=size, squeeze=False, **keys)
     for axes in grid.flat[n:]:
         axes.set_axis_off()
     return figure, list(grid.flat[:n]), list(grid.flat[n:])
@@ -50,7 +49,6 @@ def panel_grid(n: int, width: float, height: float, extra: float = 0.0, **keys) 
 
 def curve_panels(
     panels: dict[str, dict[str, list]],
-    looks: dict[str, dict],
     path: Path,
     *,
     title: str,
@@ -64,17 +62,15 @@ def curve_panels(
 
     A curve that ends before the others, as that of a run that has solved the task, keeps its last
     value. Where a curve has no finite value the mean has a gap, since a mean of the other seeds alone
-    would look better than the arm is. A panel of more than eight arms is drawn as several, each with
-    the first arm.
+    would look better than the arm is. The arm "none" comes first. A panel of more than eight arms is
+    drawn as several, each with the first arm.
 
-    panels: {title: {label: [curve of a seed, [(step, y), ...], ...]}}; looks: {label: matplotlib's
-    keys of its lines}.
+    panels: {title: {label: [curve of a seed, [(step, y), ...], ...]}}.
     """
+    looks = arm_looks(itertools.chain(*panels.values()))
     panels = parts_of(panels)
-    is_one = len(panels) == 1
-    width, height = (6.6, 4.2) if is_one else (3.5, 2.7)
-    shares = {"sharex": True, "sharey": sharey}
-    figure, grid, spare = panel_grid(len(panels), width, height, extra=1, **shares)
+    height = 4.2 if len(panels) == 1 else 2.7
+    figure, grid, spare = panel_grid(len(panels), height, sharex=True, sharey=sharey)
     named = {}  # each label of the panels once
     for axes, (name, curves_of) in zip(grid, panels.items(), strict=True):
         for label, curves in curves_of.items():
@@ -89,33 +85,30 @@ def curve_panels(
         named |= dict(zip(labels, handles, strict=True))
     for axes in grid:  # last: set_ylim ends autoscaling, also that of the axes that share y
         axes.set_ylim(*ylim)
-    figure.suptitle(textwrap.fill(title, 60 if is_one else 64), fontsize=12)
-    last_line = figure.axes[-1:] if is_one else figure.axes[-2:]
-    for axes in last_line:  # figure.supxlabel would be hidden by the legend
+    figure.suptitle(textwrap.fill(title, 64), fontsize=12)
+    for axes in figure.axes[-2:]:  # figure.supxlabel would be hidden by the legend
         axes.set_xlabel("step (thin: a seed, thick: the mean)", fontsize=9)
     figure.supylabel(ylabel, fontsize=10)
     legend = {"frameon": False, "fontsize": 10, "handles": named.values(), "labels": named.keys()}
     if spare:
         spare[0].legend(loc="center", **legend)
     else:
-        columns = min(len(named), 2 if is_one else 4)
-        figure.legend(loc="outside lower center", ncols=columns, **legend)
+        figure.legend(loc="outside lower center", ncols=min(len(named), 4), **legend)
     return write(figure, path)
 
 
 def parts_of(panels: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:
-    """The panels, those of more than eight arms in parts of at most eight, each with the first."""
+    """The panels, those of more than eight arms in parts of at most eight, each with the first. The
+    arm without a gate is the first."""
     parts = {}
     for title, curves_of in panels.items():
-        first, *others = curves_of
-        if len(others) < 8:
-            parts[title] = curves_of
-            continue
-        n = math.ceil(len(others) / 7)
+        first, *others = sorted(curves_of, key=lambda arm: arm != "none")
+        n = max(1, math.ceil(len(others) / 7))
         size = math.ceil(len(others) / n)
         for i in range(n):
             labels = [first, *others[i * size : (i + 1) * size]]
-            parts[f"{title} ({i + 1} of {n})"] = {label: curves_of[label] for label in labels}
+            part = f"{title} ({i + 1} of {n})" if n > 1 else title
+            parts[part] = {label: curves_of[label] for label in labels}
     return parts
 
 
@@ -144,8 +137,6 @@ def write(figure: plt.Figure, path: Path) -> Path:
     """The path, once the figure is there as a .png. Raises UserError, also where it would replace
     another file."""
     check_output(path, "figure")
-    if figure.get_layout_engine() is None:
-        figure.tight_layout()
     # a legend may stand outside
     write_whole(path, lambda file: figure.savefig(file, format="png", dpi=120, bbox_inches="tight"))
     plt.close(figure)

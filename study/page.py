@@ -39,10 +39,9 @@ def write_page(path: Path, parts: Iterable[str | list[str] | Table | Path]) -> P
         elif isinstance(part, Table):
             body.append(f"<pre>{html.escape(str(part))}</pre>")
         elif isinstance(part, list):
-            if part:
-                items = [f"<li>{html.escape(item)}</li>" for item in part]
-                body.append(f"<ul>{''.join(items)}</ul>")
-        elif part:  # its lines are as long as the window is wide
+            items = [f"<li>{html.escape(item)}</li>" for item in part]
+            body.append(f"<ul>{''.join(items)}</ul>")
+        else:  # its lines are as long as the window is wide
             body += [f"<p>{html.escape(paragraph)}</p>" for paragraph in part.split("\n\n")]
     title = html.escape(path.parent.resolve().name)
     write_text(path, PAGE.format(title=title, body="\n".join(body)))

@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 
 from base import configurator
 from study.curves import area
-from study.rows import as_read, mixer_of, scores_of, text_of, wanted_scores
+from study.rows import as_read, mixer_of, text_of, wanted_scores
 from train import TrainConfig
 
 
@@ -45,9 +45,11 @@ class Plan:
         for row in self.done:
             if "purpose" in row:
                 continue
-            scores = scores_of(config, row)
-            self.shown.append(row | {"scores": scores})
-            if row["finite"] and scores.keys() != wanted_scores(config, row["arm"]).keys():
+            wanted = wanted_scores(config, row["arm"])
+            made = row.get("scored", {})  # older rows lack it
+            names = [name for name in wanted if made.get(name) == wanted[name]]
+            self.shown.append(row | {"scores": {name: row["scores"].get(name) for name in names}})
+            if row["finite"] and len(names) < len(wanted):
                 self.unscored.append(row)
 
     def more(self) -> str:
@@ -61,9 +63,9 @@ def runs_of(config, rates: dict[str, float | None]) -> list[dict]:
     that of its keys} of the arms that are run."""
     runs = []
     for seed in config.seeds:
-        for arm in config.arms:
-            if arm in rates and seed in config.seeds_of.get(arm, config.seeds):
-                runs.append(make_run(config, seed, arm, rates[arm]))
+        for arm, rate in rates.items():
+            if seed in config.seeds_of.get(arm, config.seeds):
+                runs.append(make_run(config, seed, arm, rate))
     return sorted(runs, key=lambda run: run["arm"] not in config.first_arms)
 
 
@@ -88,13 +90,13 @@ def make_trial(config, seed: int, arm: str, rate: float) -> dict:
     steps = config.selection_iters or keys.max_iters
     if steps < keys.max_iters:
         run["config"]["max_iters"] = steps
-    if steps < keys.max_iters and keys.schedule != "constant":
-        for name in ("warmup_iters", "eval_interval", "decay_iters"):
-            length = getattr(keys, name)
-            if length:
-                run["config"][name] = max(1, round(length * steps / keys.max_iters))
-        for name in ("save_interval", "keep_interval", "keep_last"):  # a trial keeps nothing
-            run["config"].pop(name, None)
+        if keys.schedule != "constant":
+            for name in ("warmup_iters", "eval_interval", "decay_iters"):
+                length = getattr(keys, name)
+                if length:
+                    run["config"][name] = max(1, round(length * steps / keys.max_iters))
+            for name in ("save_interval", "keep_interval", "keep_last"):  # a trial keeps nothing
+                run["config"].pop(name, None)
     run["config"] |= config.selection_base
     return run
 

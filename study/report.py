@@ -15,8 +15,8 @@ import matplotlib.pyplot as plt
 
 from base.configurator import UserError
 from study import stats
-from study.curves import area, horizon_of
-from study.drawing import COLOURS, arm_looks, curve_panels, dress, write
+from study.curves import area, horizon_of, points_of
+from study.drawing import COLOURS, curve_panels, dress, write
 from study.rows import mixer_of, number, variant_of
 from study.table import Table
 
@@ -71,59 +71,48 @@ def figure(rows: list[dict], folder: Path) -> Path:
         raise UserError(f"{folder}: has no row of a compared run yet, nothing to draw")
     # the order in which runs ended is not shown
     rows = sorted(rows, key=lambda row: (row["arm"], row["seed"]))
-    if any(row.get("sinks") for row in rows):
-        return sink_curves(rows, folder / "sink.png")
-    return metric_curves(rows, folder / f"{rows[0]['metric']}.png")
+    sinks = sink_curves(rows, folder / "sink.png")
+    return sinks or metric_curves(rows, folder / f"{rows[0]['metric']}.png")
 
 
 def metric_curves(rows: list[dict], path: Path) -> Path:
     """Draws the metric against the step: a panel per mixer, a colour per kind of arm, every seed.
     Returns the path."""
-    label = "validation loss (nats a token)   ← better"
-    limits = (None, None)
-    title = "The arm with the lowest mean loss at the end leads (no test)"
     is_accuracy = rows[0]["metric"] == "accuracy"
-    if is_accuracy:  # a task that is solved ends a run
-        label = "accuracy at the queries (%)   better →"
-        limits = (0, 100)
-        title = "The arm with the largest mean area under its curves leads (no test)"
-    by_mixer = {}  # {mixer: {variant: curves}}
-    sizes = {}  # {mixer: {variant: what decides who leads}}
+    by_mixer = nested_lists()  # mixer, variant: curves
+    sizes = nested_lists()  # mixer, variant: what decides who leads
     for row in rows:
         mixer, variant, curve = mixer_of(row), variant_of(row), curve_of(row)
-        by_mixer.setdefault(mixer, {}).setdefault(variant, []).append(curve)
-        size = number(area(row)) if is_accuracy else -curve[-1][1]
-        sizes.setdefault(mixer, {}).setdefault(variant, []).append(size)
+        by_mixer[mixer][variant].append(curve)
+        # a task that is solved ends a run
+        sizes[mixer][variant].append(number(area(row)) if is_accuracy else -curve[-1][1])
     panels = {}
     for mixer, arms in by_mixer.items():
         means = finite_means(sizes[mixer])
         leads = f": {max(means, key=means.__getitem__)} leads" if means and len(arms) > 1 else ""
-        panels[mixer + leads] = none_first(arms)
+        panels[mixer + leads] = arms
+    what = "largest mean area under its curves" if is_accuracy else "lowest mean loss at the end"
+    title = f"The arm with the {what} leads (no test)"
     if len(by_mixer) == len(arms) == 1:  # nothing leads
         (curves,) = arms.values()
         end = fmean(curve[-1][1] for curve in curves)
         title = f"{mixer} ends at {end:.4g}{'%' * is_accuracy}, by the mean of its seeds"
-    looks = arm_looks(sorted(map(variant_of, rows)))
-    return curve_panels(panels, looks, path, title=title, ylabel=label, ylim=limits)
+    if is_accuracy:
+        label = "accuracy at the queries (%)   better →"
+        return curve_panels(panels, path, title=title, ylabel=label, ylim=(0, 100))
+    label = "validation loss (nats a token)   ← better"
+    return curve_panels(panels, path, title=title, ylabel=label)
+
+
+def nested_lists() -> dict:
+    """A dict of dicts of lists, which are made when they are asked for."""
+    return collections.defaultdict(lambda: collections.defaultdict(list))
 
 
 def finite_means(numbers: dict) -> dict:
     """{arm: the mean of its numbers}, of arms whose numbers are all finite."""
     means = {arm: fmean(of_arm) for arm, of_arm in numbers.items()}
     return {arm: mean for arm, mean in means.items() if math.isfinite(mean)}
-
-
-def ends_of(arms: dict[str, list]) -> dict[str, float]:
-    """{arm: the mean over its seeds of the last value}, of arms whose seeds are all finite."""
-    ends = {}
-    for arm, curves in arms.items():
-        ends[arm] = [curve[-1][1] for curve in curves]
-    return finite_means(ends)
-
-
-def none_first(arms: dict[str, list]) -> dict[str, list]:
-    """The arms, the one without a gate before all others."""
-    return {arm: arms[arm] for arm in sorted(arms, key=lambda arm: arm != "none")}
 
 
 PARTS = {
@@ -139,24 +128,24 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
     """Draws by how much each arm's loss is lower than that of its mixer's arm "none", of the same
     seed and as many steps: a panel for each part of the text. Returns the path, or none
     where the rows have no losses by part, or no such arm."""
-    others = []
-    without = {}
+
+    def pair_of(row):
+        return mixer_of(row), row["seed"], horizon_of(row)
+
+    rows = [row for row in rows if row["finite"] and row.get("loss_curve")]
+    rows = [row for row in rows if row["metric"] == "val_loss"]
+    without = {pair_of(row): row for row in rows if variant_of(row) == "none"}
+    panels = nested_lists()
     for row in rows:
-        if row["finite"] and row["metric"] == "val_loss" and row.get("loss_curve"):
-            pair = mixer_of(row), row["seed"], horizon_of(row)
-            if variant_of(row) == "none":
-                without[pair] = row
-            else:
-                others.append((row, pair))
-    panels = {}
-    for row, pair in others:
-        if pair not in without:
+        twin = without.get(pair_of(row), row)
+        if twin is row:
             continue
         for title, part in PARTS.items():
-            ours, theirs = losses_of(row, part), losses_of(without[pair], part)
-            curve = [(step, theirs[step] - ours[step]) for step in ours if step in theirs]
+            ours, theirs = points_of(row, part), points_of(twin, part)
+            steps = list(ours)[1:]  # behind the first evaluation
+            curve = [(step, theirs[step] - ours[step]) for step in steps if step in theirs]
             if curve:
-                panels.setdefault(title, {}).setdefault(row["arm"], []).append(curve)
+                panels[title][row["arm"]].append(curve)
     if not panels:
         return []
     arms = panels["all of the text"]
@@ -168,42 +157,28 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
         behind += max(gains) < 0
     title = f"At the end every seed is ahead in {ahead} of {len(arms)} arms, and behind in {behind}"
     label = "loss of none minus that of the arm (nats a token)   arm better →"
-    looks = arm_looks(sorted(arms))
-    return [curve_panels(panels, looks, path, title=title, ylabel=label, zero=True)]
-
-
-def losses_of(row: dict, part: str | None) -> dict[int, float]:
-    """{step: the loss on a part of the text}, behind the first evaluation."""
-    if part is None:
-        return dict(curve_of(row))
-    losses = {point["step"]: point.get(part) for point in row["loss_curve"][1:]}
-    return {step: loss for step, loss in losses.items() if loss is not None}
+    return [curve_panels(panels, path, title=title, ylabel=label, zero=True)]
 
 
 def curve_of(row: dict) -> list[tuple]:
     """[(step, the metric)]: accuracy in per cent, or the loss behind the first evaluation, which is
     far above; NaN where it was not finite, and behind the end of such a run."""
-    if row["metric"] == "accuracy":
-        factor = 100
-        points = row["curve"]
-    else:
-        factor = 1
-        points = row["curve"][1:]
-    curve = [(step, factor * number(value)) for step, value in points]
+    first, factor = (0, 100) if row["metric"] == "accuracy" else (1, 1)
+    curve = [(step, factor * number(value)) for step, value in row["curve"][first:]]
     if not row["finite"] or not curve:
         curve.append((row["curve"][-1][0] + 1, math.nan))
     return curve
 
 
-def sink_curves(rows: list[dict], path: Path) -> Path:
+def sink_curves(rows: list[dict], path: Path) -> Path | None:
     """Draws what the first token gets against the step, a panel for each number: of each kind of
     query (docs/meters.md), if the data set names kinds, as data/backcopy does. "other" are the
     queries of no named kind: those where the head has nothing to do. Arms with fewer seeds than
-    others are left out. Returns the path."""
+    others are left out. Returns the path, or None where the rows have no such number."""
     rows = [row for row in rows if row.get("sinks")]
     counts = collections.Counter(row["arm"] for row in rows)
-    most = max(counts.values())
-    curves_of = {}
+    most = max(counts.values(), default=0)
+    curves_of = nested_lists()
     for row in rows:
         if counts[row["arm"]] < most:
             continue
@@ -213,15 +188,14 @@ def sink_curves(rows: list[dict], path: Path) -> Path:
                 if value is not None:
                     curves[name].append((point["step"], value))
         for name, curve in curves.items():
-            curves_of.setdefault(name, {}).setdefault(row["arm"], []).append(curve)
-    panels = {}
-    ends = {}
-    for kind in ("weight", "effective sink", "value norm", "gate"):
-        for name in sorted(curves_of):
-            if name.startswith(kind):
-                panels[name] = none_first(curves_of[name])
-            if name.startswith("effective sink") and not ends:
-                ends = ends_of(curves_of[name])
+            curves_of[name][row["arm"]].append(curve)
+    if not curves_of:
+        return None
+    panels = dict(sorted(curves_of.items()))
+    last = {}
+    for arm, curves in panels.get("effective sink, other queries", {}).items():
+        last[arm] = [curve[-1][1] for curve in curves]
+    ends = finite_means(last)
     title = "What the first token gets"
     if len(ends) > 1:
         least = min(ends, key=ends.__getitem__)
@@ -229,37 +203,29 @@ def sink_curves(rows: list[dict], path: Path) -> Path:
         title += f"{ends[least]:.3f} of the residual stream"
         if "none" in ends and least != "none":
             title += f"; without a gate {ends['none']:.3f}"
-    looks = arm_looks(sorted(panels["value norm of token 0 / median"]))
     label = "share of the weight, share of the stream, norm over the median, gate (1: open)"
     label += "   ← smaller sink"
-    limits = (0, None)
-    return curve_panels(panels, looks, path, title=title, ylabel=label, sharey=False, ylim=limits)
+    return curve_panels(panels, path, title=title, ylabel=label, sharey=False, ylim=(0, None))
 
 
 def sinks_of(point: dict) -> dict[str, float | None]:
-    """{name: number, or None} of the sinks of a run at one step, by kind of query: of weights and
-    effective sinks at "other" queries alone, if there are any; at those of a named kind the head is
-    at work."""
-    numbers = {"value norm of token 0 / median": point["value_norm"]}
+    """{name: number, or None} of the sinks of a run at one step: of weights and effective sinks at
+    "other" queries alone, since at those of a named kind the head is at work; of gates by kind."""
+    numbers = {
+        "value norm of token 0 / median": point["value_norm"],
+        "weight on token 0, other queries": point["other"]["share"],
+        "effective sink, other queries": point["other"]["effective"],
+    }
     for kind in point.keys() - {"step", "value_norm"}:
-        meters = point[kind]
-        if kind == "other" or "other" not in point:
-            numbers[f"weight on token 0, {kind} queries"] = meters["share"]
-            numbers[f"effective sink, {kind} queries"] = meters["effective"]
-        for position, mean in meters["gate_mean"].items():
+        for position, mean in point[kind]["gate_mean"].items():
             numbers[f"gate on {position}, {kind} queries"] = mean
     return numbers
 
 
 # whether more of a number is better, or less
 BETTER = {"accuracy": 1, "val_loss": -1, "log_steps": -1, "lost": -1}
-COLOUR_OF_VERDICT = {
-    "supported": COLOURS[0],
-    "equivalent": COLOURS[0],
-    "passed": COLOURS[0],
-    "refuted": COLOURS[1],
-    "not supported": COLOURS[1],
-}
+COLOUR_OF_VERDICT = dict.fromkeys(("supported", "equivalent", "passed"), COLOURS[0])
+COLOUR_OF_VERDICT |= dict.fromkeys(("refuted", "not supported"), COLOURS[1])
 
 
 def gate_side(claim: dict, gated: set[str]) -> str:
@@ -269,42 +235,37 @@ def gate_side(claim: dict, gated: set[str]) -> str:
     better = BETTER.get(of[-1] if of[0] == "log" else of[0])
     if better is None:
         return ""
-    signs = {True: set(), False: set()}  # of the weights of gated arms and of others
-    for arm, weight in claim["contrast"].items():
-        signs[arm in gated].add(better * weight > 0)
-    if signs == {True: {True}, False: {False}}:
+    signs = {(arm in gated, better * weight > 0) for arm, weight in claim["contrast"].items()}
+    if signs == {(True, True), (False, False)}:
         return "gate better →"
-    return "← gate better" if signs == {True: {False}, False: {True}} else ""
+    return "← gate better" if signs == {(True, False), (False, True)} else ""
 
 
 def claims_figure(records: list[dict], path: Path, sides: dict[str, str]) -> list[Path]:
     """Draws the claims that have run, a panel per unit. Returns the path, or none where no claim
     has. sides: {claim: the words of gate_side}."""
-    shown = [one for one in records if one["verdict"] != "not run" and one["seeds"]]
+    shown = [one for one in records if one["verdict"] != "not run"]
     if not shown:
         return []
     panels = {}
     for one in shown:
         panels.setdefault(one["unit"], []).append(one)
     heights = [1.0 + 0.36 * len(of_unit) for of_unit in panels.values()]
-    figure, grid = plt.subplots(
-        len(panels),
-        figsize=(7.2, sum(heights) + 0.8),
-        squeeze=False,
-        height_ratios=heights,
-        layout="constrained",
-    )
+    size = (7.2, sum(heights) + 0.8)
+    figure, grid = plt.subplots(len(panels), figsize=size, squeeze=False, height_ratios=heights)
     counts = collections.Counter(
         "exploratory: " * one["exploratory"] + one["verdict"] for one in shown
     )
     title = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     figure.suptitle(f"Claims: {title}", fontsize=11)
-    how = "large dot: mean (hollow: exploratory); small: a seed; black: asked; bar: exact 95% interval\n"
-    how += "(of a one-sided claim two bounds, of 95% each)"
-    figure.supxlabel(how, fontsize=8)
+    figure.supxlabel(
+        "large dot: mean (hollow: exploratory); small: a seed; black: asked; bar: exact 95% interval\n"
+        "(of a one-sided claim two bounds, of 95% each)",
+        fontsize=8,
+    )
     for axes, (unit, of_unit) in zip(grid.flat, panels.items(), strict=True):
         is_ratio = unit in ("ratio of steps", "ratio")
-        axes.axvline(1.0 if is_ratio else 0.0, color="0.3", linewidth=1)  # no difference
+        axes.axvline(is_ratio, color="0.3", linewidth=1)  # no difference: 1 of a ratio, else 0
         names = []
         for i, one in enumerate(of_unit):
             claim_line(axes, -i, one, is_ratio)
@@ -325,13 +286,11 @@ def claim_line(axes: plt.Axes, y: int, one: dict, is_ratio: bool) -> None:
     colour = COLOUR_OF_VERDICT.get(one["verdict"], "0.5")
     seeds = list(one["seeds"].values())
     axes.plot(seeds, [y] * len(seeds), ".", color="0.6", markersize=4)
-    if None not in (one["low"], one["high"]):
-        axes.plot([one["low"], one["high"]], [y, y], color=colour, linewidth=3, alpha=0.5)
+    # None, of an open end, is drawn as nothing
+    axes.plot([one["low"], one["high"]], [y, y], color=colour, linewidth=3, alpha=0.5)
     face = "white" if one["exploratory"] else colour
     axes.plot(one["estimate"], y, "o", color=colour, markerfacecolor=face, zorder=3)
-    bars = []
-    if one["threshold"] is not None:
-        bars.append(one["threshold"])
+    bars = [one["threshold"]]
     if one["within"] is not None:
         bars += [one["within"], 1 / one["within"] if is_ratio else -one["within"]]
     axes.plot(bars, [y] * len(bars), "|", color="black", markersize=11)

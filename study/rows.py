@@ -88,17 +88,5 @@ def variant_of(row: dict) -> str:
 
 def wanted_scores(config, arm: str) -> dict[str, dict]:
     """{name: keys of evaluate.py} of the scores that the config asks for of an arm."""
-    wanted = {}
-    for name, keys in config.scores.items():
-        if arm in config.scores_of.get(name, config.arms):
-            wanted[name] = as_read(keys)
-    return wanted
-
-
-def scores_of(config, row: dict) -> dict[str, dict]:
-    """{name: score} of the scores that the config asks for, and that were made with its keys."""
-    scores = {}
-    for name, keys in wanted_scores(config, row["arm"]).items():
-        if name in row["scores"] and row.get("scored", {}).get(name) == keys:
-            scores[name] = row["scores"][name]
-    return scores
+    names = [name for name in config.scores if arm in config.scores_of.get(name, config.arms)]
+    return as_read({name: config.scores[name] for name in names})

@@ -33,10 +33,10 @@ from base.streams import tell
 from runs import checkpoint as checkpoints
 from runs.hardware import pick_device, signals_to, usable_cores
 from runs.outdir import ROOT, kept_checkpoint, read_metrics
+from study.arms import seeds_of_arms
 from study.plan import Plan, name_of, steps_of
 from study.rows import number, read_rows, script_of, text_of, wanted_scores
 
-OF_KIND = ("share", "effective", "gate_mean", "loss")  # meters of a kind of query, for sink.png
 LOOK = 2.0  # seconds between looks at the rows of other workers
 OF_CODE_AND_MACHINE = (  # fields of a run's config.json that its row has, too
     "n_params",
@@ -91,28 +91,32 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
         there = {"prepare": config.prepare, "data_version": 1} | row  # older rows lack them
         for name, value in ours.items():
             if there[name] != value:
-                words = f"the rows in {out_dir} have {name}={there[name]}; take another --out_dir"
-                raise UserError(f"{name}={value}: {words}")
+                raise UserError(
+                    f"{name}={value}: the rows in {out_dir} have {name}={there[name]}; "
+                    "take another --out_dir"
+                )
 
 
 def start_of_branch(run: dict, out_dir: Path) -> Path:
     """The checkpoint that a branch goes on from."""
-    parent = {"arm": run["branch"]["of"], "seed": run["seed"]}
-    return out_dir / name_of(parent) / kept_checkpoint(run["branch"]["at"])
+    parent = f"{run['branch']['of']}-seed{run['seed']}"
+    return out_dir / parent / kept_checkpoint(run["branch"]["at"])
 
 
 def is_ready(run: dict, plan: Plan, out_dir: Path) -> bool:
     """Whether a branch can begin: the checkpoint that it goes on from is there. Raises UserError
     where no run will make it."""
-    if "branch" not in run or start_of_branch(run, out_dir).is_file():
+    if "branch" not in run:
         return True
-    for other in plan.lacking:
-        if other["arm"] == run["branch"]["of"] and other["seed"] == run["seed"]:
-            return False
-    if any(choice["rate"] is None for choice in plan.choices):  # its run is not known yet
-        return False
-    words = "which is not there, and no run that is left makes it; to repeat one, remove its row"
-    raise UserError(f"{name_of(run)}: goes on from {start_of_branch(run, out_dir)}, {words}")
+    start = start_of_branch(run, out_dir)
+    # where more runs follow, that of the other arm may not be known yet
+    will_be_made = start.parent.name in map(name_of, plan.lacking) or plan.more()
+    if not start.is_file() and not will_be_made:
+        raise UserError(
+            f"{name_of(run)}: goes on from {start}, which is not there, and no run that is left "
+            "makes it; to repeat one, remove its row"
+        )
+    return start.is_file()
 
 
 def stop(number: int) -> NoReturn:
@@ -168,8 +172,9 @@ def work(config, out_dir: Path) -> None:
                     running.remove(job)
                     look_at = 0.0
                     row = end.value
+                    plan = Plan(config, read_rows(out_dir))
                     said = f"{config.metric} {number(row[config.metric]):.4f}"
-                    done = f"{len(plan.done) + 1} of {len(plan.runs)} runs"
+                    done = f"{len(plan.done)} of {len(plan.runs)} runs"
                     print(f"{job.name}: {said}, {row['seconds']:.0f} s ({done})", flush=True)
     finally:
         for job in running:
@@ -275,8 +280,9 @@ def claim_run(run: dict, folder: Path) -> None:
     file = folder / "run.json"
     has_begun = (folder / "ckpt.pt").is_file() or (folder / "metrics.jsonl").is_file()
     if has_begun and not (file.is_file() and files.read_json(file) == run):
-        words = "holds a run of other keys; move it away, or take another --out_dir"
-        raise UserError(f"{folder}: {words}")
+        raise UserError(
+            f"{folder}: holds a run of other keys; move it away, or take another --out_dir"
+        )
     files.claim(folder, "run")
     files.write_text(file, json.dumps(run))
     (folder / "log.txt").unlink(missing_ok=True)
@@ -288,7 +294,7 @@ def prepare(config, keys: dict, seed: int, place: Path) -> Path:
     all seeds share the data. Raises UserError for a folder of other data, unless
     config.overwrite."""
     script, folder = script_of(config.prepare), place / "all"
-    if "seed" in {field.name for field in dataclasses.fields(script.Config)} - keys.keys():
+    if hasattr(script.Config, "seed") and "seed" not in keys:
         keys, folder = keys | {"seed": seed}, place / f"seed{seed}"
     about = {"prepare": config.prepare, "keys": keys}
     place.mkdir(parents=True, exist_ok=True)
@@ -386,7 +392,7 @@ def finish(config, run: dict, folder: Path, status: int) -> dict:
         "prepare": config.prepare,
         "data_version": script_of(config.prepare).VERSION,
         # by these a claim shows that seeds were added later
-        "planned_seeds": [s for s in config.seeds if s in config.seeds_of.get(run["arm"], [s])],
+        "planned_seeds": seeds_of_arms(config, [run["arm"]]),
     }
     row |= {name: about.get(name) for name in OF_CODE_AND_MACHINE}
     return json.loads(json.dumps(row), parse_constant=lambda constant: None)  # NaN is no JSON
@@ -399,7 +405,5 @@ def sinks_of(evaluations: list[dict]) -> list[dict]:
         meters = evaluation.get("meters", {})
         if meters.get("kinds"):
             point = {"step": evaluation["step"], "value_norm": meters["value_norm"]}
-            for kind, values in meters["kinds"].items():
-                point[kind] = {name: values[name] for name in OF_KIND}
-            points.append(point)
+            points.append(point | meters["kinds"])
     return points

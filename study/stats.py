@@ -57,14 +57,14 @@ def contrast(rows: list[dict], weights: dict[str, float], path: Sequence) -> dic
         total = 0.0
         for arm, weight in weights.items():
             value = by_run.get((arm, seed))
-            total += weight * value if isinstance(value, int | float) else math.nan
+            total += math.nan if value is None else weight * value
         if math.isfinite(total):
             sums[seed] = total
     return sums
 
 
-def look_up(row: dict, path: Sequence) -> Any:
-    """The value at the end of the path, or None where it leads to none. These are the kinds of
+def look_up(row: dict, path: Sequence) -> float | None:
+    """The number at the end of the path, or None where it leads to none. These are the kinds of
     path:
 
         ["scores", "longer", "slices", "320/40"]    names, one within the other
@@ -77,17 +77,15 @@ def look_up(row: dict, path: Sequence) -> Any:
         return curves.METRICS[first](row, *rest)
     if first == "log":
         number = look_up(row, rest)
-        return math.log(number) if isinstance(number, int | float) and number > 0 else None
-    value = row
+        return math.log(number) if number is not None and number > 0 else None
+    value: Any = row
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    if isinstance(value, list) and any(isinstance(part, dict | str) for part in value):
-        return None
-    if isinstance(value, list):
+    if isinstance(value, list) and not any(isinstance(part, dict | str) for part in value):
         # None is NaN; layers may differ in their numbers of heads
         parts = [np.array(part, dtype=float).ravel() for part in value]
         return float(np.nanmax(np.concatenate([[-math.inf], *parts])))
-    return value
+    return value if isinstance(value, int | float) else None
 
 
 def judge(asked: Sequence[tuple[Sequence[float], dict]]) -> list[dict]:
@@ -100,7 +98,7 @@ def judge(asked: Sequence[tuple[Sequence[float], dict]]) -> list[dict]:
 
         verdict, n, threshold, sides
         over, needed                        of a count: numbers of seeds
-        mean, sd, low, high, identical      of two values or more; low and high are the exact interval
+        mean, sd, low, high                 of two values or more; low and high are the exact interval
         student_low, student_high           Student's interval, None of identical values
         p, p_holm                           of the sign flips about the threshold
         within, p_within, p_within_holm     of the two one-sided tests of a band
@@ -116,12 +114,9 @@ def judge(asked: Sequence[tuple[Sequence[float], dict]]) -> list[dict]:
         if name not in result:
             continue
         result[f"{name}_holm"] = p
-        if not result["identical"]:
-            effect, band = detectable(result["n"], LEVEL / len(family) / sides)
-            if name == "p":
-                result["detectable"] = result["sd"] * effect
-            else:
-                result["detectable_within"] = result["sd"] * band
+        if result["student_low"] is not None:  # the values differ
+            seen = result["sd"] * detectable(result["n"], LEVEL / len(family) / sides, name)
+            result[f"detectable{name.removeprefix('p')}"] = seen
     for (values, claim), result in zip(asked, judged, strict=True):
         if "mean" in result:
             result["verdict"] = verdict(values, result, either_way="other_than" in claim)
@@ -134,7 +129,7 @@ def numbers_of(values: Sequence[float], claim: dict) -> dict:
     threshold, sides = threshold_of(claim), claim.get("sides", 2)
     result = {"verdict": "not run", "n": len(values), "threshold": threshold, "sides": sides}
     result["within"] = None  # a band is kept with its test
-    if "in" in claim:
+    if "in" in claim and values:
         over = sum(value > threshold for value in values)
         word = "passed" if over >= claim["in"] else "failed"
         return result | {"over": over, "needed": claim["in"], "verdict": word}
@@ -142,7 +137,6 @@ def numbers_of(values: Sequence[float], claim: dict) -> dict:
         return result
     result["mean"] = fmean(values)
     result["sd"] = stdev(values)
-    result["identical"] = are_identical(values)
     result["low"], result["high"] = exact_interval(values, sides)
     result["student_low"], result["student_high"] = t_interval(values, sides)
     if threshold is not None:
@@ -200,25 +194,26 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.clip(max=1.0).tolist()
 
 
+def subsets(n: int) -> np.ndarray:
+    """(subsets, n), 1 for a member, else 0: the empty subset, then all 2^n - 1 others; of more than
+    EXACT_SEEDS values RANDOM_PATTERNS others."""
+    if n <= EXACT_SEEDS:
+        return (np.arange(2**n)[:, None] >> np.arange(n)) & 1
+    drawn = np.random.default_rng(0).integers(0, 2, (RANDOM_PATTERNS, n))
+    return np.concatenate([np.zeros_like(drawn[:1]), drawn])
+
+
 def subset_means(values: Sequence[float]) -> np.ndarray:
-    """The sorted means of all 2^n subsets of the values; with more than EXACT_SEEDS values, of
-    RANDOM_PATTERNS subsets. The empty subset comes first, as -inf.
+    """The sorted means of the `subsets` of the values. The empty one comes first, as -inf.
 
     To flip the signs of the distances x - t in a subset leaves a sum as large as the observed one,
     or larger, if the subset's mean is at most t. So the share of these means that are at most t is
     the one-sided p of the threshold t, and the t whose p is 0.05 is one of them (Hartigan 1969,
     "Using subsample values as typical values").
     """
-    sums, sizes = np.zeros(1), np.zeros(1)
-    if len(values) > EXACT_SEEDS:
-        members = np.random.default_rng(0).integers(0, 2, (RANDOM_PATTERNS, len(values)))
-        sums = np.append(members @ np.array(values), sums)
-        sizes = np.append(members.sum(axis=1), sizes)
-    else:
-        for value in values:
-            sums = np.append(sums, sums + value)
-            sizes = np.append(sizes, sizes + 1)
-    means = sums / np.maximum(sizes, 1)
+    members = subsets(len(values))
+    sizes = members.sum(axis=1)
+    means = members @ np.array(values) / np.maximum(sizes, 1)
     return np.sort(np.where(sizes > 0, means, -math.inf))
 
 
@@ -348,26 +343,26 @@ def smallest_p(n: int, sides: int = 2) -> float:
 
 
 @functools.cache
-def detectable(n: int, level: float) -> tuple[float, float]:
-    """(effect, band), in units of the spread of the differences, that n seeds show in 80% of cases,
-    where a one-sided p has to be under `level`.
+def detectable(n: int, level: float, test: str) -> float:
+    """What n seeds show in 80% of cases, where a one-sided p has to be under `level`, in units of the
+    spread of the differences.
 
-    effect: a mean so far over the threshold is seen to be over it. band: where the mean is zero, it
-    is seen to lie within so much of zero. Both are infinite if n seeds give no p under the level.
+    test: "p": the effect, a mean so far over the threshold is seen to be over it. "p_within": the
+    band, where the mean is zero, it is seen to lie within so much of zero. Both are infinite if n
+    seeds give no p under the level.
     Differences are taken as normal. Up to SIMULATED_SEEDS seeds these are quantiles over
     SIMULATIONS sets of differences around zero: a shift of all values shifts the bounds of the test
     with them. Beyond, the effect is that of Student's test, by the noncentral t, and the band
     is the critical t plus the normal quantile of (1 - POWER) / 2, over sqrt(n).
     """
     if smallest_p(n, 1) >= level:
-        return math.inf, math.inf
+        return math.inf
     if n > SIMULATED_SEEDS:
-        critical, root = stats.t.isf(level, n - 1), math.sqrt(n)
-        shift = special.nctdtrinc(n - 1, 1 - POWER, critical)  # of the noncentral t
+        critical = stats.t.isf(level, n - 1)
+        effect = special.nctdtrinc(n - 1, 1 - POWER, critical)  # of the noncentral t
         band = critical + stats.norm.isf((1 - POWER) / 2)
-        return float(shift / root), float(band / root)
-    # (subsets, n), without the empty one
-    members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
+        return float((effect if test == "p" else band) / math.sqrt(n))
+    members = subsets(n)[1:]
     share = members / members.sum(axis=1, keepdims=True)
     rng = np.random.default_rng(0)
     k = math.ceil(level * 2**n) - 2
@@ -377,4 +372,4 @@ def detectable(n: int, level: float) -> tuple[float, float]:
         means.partition((k, -1 - k), axis=0)
         low.extend(-means[k])
         high.extend(means[-1 - k])
-    return float(np.quantile(low, POWER)), float(np.quantile(np.maximum(low, high), POWER))
+    return float(np.quantile(low if test == "p" else np.maximum(low, high), POWER))

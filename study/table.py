@@ -12,6 +12,9 @@ class Table:
     header: list[str]
     cells: list[list[str]]  # a list per row; the first cell is the row's name
 
+    def __bool__(self) -> bool:
+        return bool(self.cells)
+
     def __str__(self) -> str:
         return "\n".join([self.title, *aligned([self.header, *self.cells])])
 

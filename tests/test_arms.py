@@ -69,7 +69,7 @@ def test_the_claims_of_the_documents_are_claims(tmp_path):
     "keys, expected",
     [
         (dict(mixers=[]), "mixers, variants: arms are the product of both; give the other one, too"),
-        (dict(variants={"none": 3}), "variants: none=3: must be a dict"),
+        (dict(variants={"none": 3}), "variants.none=3: must be a dict"),
         (dict(variants={"none": {"mixers": ["glaa"]}}), "variants: none: mixers='glaa': must be one of softmax, gla"),
         (dict(arms={"sigmoid": {}}), "arms, variants: both have sigmoid; rename one of them"),
         (dict(claims={"a": HELPS | {"pool": []}}), "claims: a: pool=[]: must be a list"),

@@ -52,7 +52,7 @@ def test_a_claim_is_corrected_for_all_of_the_experiment_also_those_not_run_or_ab
     judged = {claim["claim"]: claim for claim in claims.judge_claims(config, [r for r in rows if r["arm"] != "late"])}
     assert judged.pop("late")["verdict"] == "not run"
     assert [claim["p_holm"] / claim["p"] for claim in judged.values()] == [3, 3, 1, 1]
-    seen = judged["a"]["sd"] * stats.detectable(8, 0.05 / 2 / 3)[0]
+    seen = judged["a"]["sd"] * stats.detectable(8, 0.05 / 2 / 3, "p")
     assert judged["a"]["detectable"] == pytest.approx(seen)
     words = [cells_of(claim)[0] for claim in judged.values()]
     assert words[0] == "supported" and words[-1] == "exploratory: supported"
@@ -134,7 +134,7 @@ def test_a_dry_run_says_what_each_claim_can_show():
     claim = {"contrast": GAIN, "above": 0.05}
     asked = {"it helps": claim | {"sides": 1}, "equal": {"contrast": GAIN, "within": 0.1}, "most": claim | {"in": 3}}
     config = config_of(asked, pair_spread=0.2)
-    effect, band = stats.detectable(8, 0.05 / 2)  # two tests in the family
+    effect, band = (stats.detectable(8, 0.05 / 2, test) for test in ("p", "p_within"))  # two tests in the family
     assert claims.reach_table(config, []).cells == [
         ["it helps", "above", "8", "0.0078", "2", f"{20 * effect:.1f}", "points", "0.2, assumed"],
         ["equal", "within", "8", "0.0078", "2", f"{20 * band:.1f}", "points", "0.2, assumed"],
@@ -149,7 +149,7 @@ def test_a_dry_run_says_what_each_claim_can_show():
     (few,) = claims.judge_claims(config_of(asked, 3), [row for row in rows if row["seed"] < 3])
     assert cells_of(few)[6] == "-"
     slow = config_of({"slow": {"contrast": "gated", "above": 5.0, "of": ["log_steps", 0.4]}}, pair_spread=0.2)
-    effect, _ = stats.detectable(8, 0.05 / 2)
+    effect = stats.detectable(8, 0.05 / 2, "p")
     factor = f"{math.exp(0.2 * math.sqrt(0.5) * effect):.2f}"  # and not a number of steps
     assert claims.reach_table(slow, []).cells[0][5:7] == [factor, "steps"]
     look = {"it helps": claim | {"exploratory": True}}

@@ -96,7 +96,8 @@ def test_what_is_no_number_of_a_seed_is_one_line(files, tmp_path):
     for text, words in [
         ('{"1": NaN}', "NaN is no JSON"), ('{"1": "x"}', "'x' is no finite number"), ('{"1": true}', "no finite"),
         ("3", "must be a list of numbers"), ("[]", "must be a list of numbers"), ("{}", "must be a list"),
-        ("[[1]]", "no finite number"), ('[{"seed": 1, "a": 2}]', "no finite number"),
+        (f"[1{400 * '0'}]", "is no finite number"), ("[[1]]", "no finite number"),
+        ('[{"seed": 1, "a": 2}]', "no finite number"),
     ]:  # fmt: skip
         (tmp_path / "odd.json").write_text(text, encoding="utf-8")
         assert words in error_of(compare.main, [str(tmp_path / "odd.json"), before]), text

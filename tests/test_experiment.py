@@ -5,6 +5,7 @@ Runs are carried out in this process, but for those of the test with two process
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -149,7 +150,7 @@ def test_a_signal_stops_every_run_which_saves_first(base, tmp_path, helpers):
 
 @pytest.mark.parametrize("jobs, each, at_a_time, threads", [(4, 1, 4, {}), (0, 2, 2, {"threads": 3})])
 def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(
-    monkeypatch, tmp_path, jobs, each, at_a_time, threads
+    monkeypatch, tmp_path, capsys, jobs, each, at_a_time, threads
 ):
     monkeypatch.setattr(runner, "pick_device", lambda name: "cuda")
     first, second = {1: ("4", "7"), 2: ("4,7", "1,2")}[each]
@@ -168,6 +169,8 @@ def test_every_gpu_has_its_run_and_with_more_jobs_as_many_as_the_others(
     config = experiment.ExperimentConfig(arms=ARMS, seeds=[0, 1, 2, 3], data=DATA, **keys)
     runner.work(config, tmp_path)
     assert len(read_rows(tmp_path)) == len(started) == 8
+    done = re.findall(r"\((\d) of 8 runs\)", capsys.readouterr().out)
+    assert done == list("12345678")  # also of runs that end at once
     assert sorted(seen[0]) == sorted([first, second] * (at_a_time // 2))
     assert started.count(first) == started.count(second) == 4
 
@@ -327,13 +330,13 @@ WRONG = [
     (dict(scores={"longer": {"lenghts": 5}}), "score 'longer': unknown key 'lenghts' (did you mean 'lengths'?)"),
     (dict(seeds=[0, 1, 1]), "seeds, selection_seeds: name each seed once"),
     (dict(seeds_of={"nobody": [1]}), "seeds_of='nobody': must be one of none"),
-    (dict(seeds_of={"none": [-1]}), "seeds_of: none[0]=-1: must be"),
+    (dict(seeds_of={"none": [-1]}), "seeds_of.none[0]=-1: must be"),
     (dict(seeds_of={"none": [7]}), "seeds_of: none: has none of seeds=[0, 1]"),
     (dict(first_arms=["nobody"]), "first_arms='nobody': must be one of none"),
     (dict(learning_rates=[0.1]), "learning_rates, selection_seeds: give both, or none"),
     (dict(learning_rates=[0.1], selection_seeds=[1]), "seeds, selection_seeds: name each seed once"),
     (dict(branches={"x": {"of": "none", "at": 3}}), "branches: x: of='x': must be one of none, elementwise"),
-    (dict(branches={"elementwise": {"of": "none"}}), "branches: elementwise has no at"),
+    (dict(branches={"elementwise": {"of": "none"}}), "branches.elementwise has no at"),
     (branch(at=3), "branches: branch: 'none' keeps no checkpoint of step 3: give it a keep_interval"),
     (
         branch(at=3, keep_interval=3) | dict(seeds_of={"none": [0]}, seeds=[0, 1]),

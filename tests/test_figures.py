@@ -154,6 +154,12 @@ def row(arm, seed, share, gate=None, norm=0.5):
 ROWS = [row("headwise", s, 0.5, 0.9) for s in range(2)] + [row("none", s, (0.8, 0.9)[s], norm=0.1) for s in range(2)]
 
 
+def test_sinks_of_a_model_that_has_none_are_no_figure_and_the_metric_is_drawn(tmp_path, drawn):
+    nothing = {"share": None, "effective": None, "gate_mean": {}}
+    rows = [one | {"sinks": [{"step": 0, "value_norm": None, "other": nothing}]} for one in ROWS]
+    assert report.figure([one | {"config": {}} for one in rows], tmp_path) == tmp_path / "accuracy.png"
+
+
 def test_every_seed_is_a_line_in_the_panel_of_each_number(tmp_path, drawn):
     report.figure([*ROWS, row("gla", 0, 0.1)], tmp_path)  # an arm with fewer seeds is left out
     panels = {axes.get_title(): axes for axes in drawn["sink.png"].axes}

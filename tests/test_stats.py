@@ -110,21 +110,22 @@ def test_a_claim_among_many_needs_more():
 @pytest.mark.parametrize(("n", "sides"), [(6, 2), (8, 1), (13, 2)])
 def test_an_effect_that_a_comparison_can_see_is_seen_in_four_cases_of_five(n, sides):
     rng, trials = np.random.default_rng(1), 300
-    effect, _ = stats.detectable(n, stats.LEVEL / sides)
+    effect = stats.detectable(n, stats.LEVEL / sides, "p")
     alternative = "greater" if sides == 1 else "two-sided"
     draws = rng.normal(0, 0.3, (trials, n))
     seen = sum(stats.sign_flip_test(draw + 0.3 * effect, 0.0, alternative) < stats.LEVEL for draw in draws)
     assert seen / trials == pytest.approx(0.8, abs=0.05)
-    _, band = stats.detectable(n, stats.LEVEL)
+    band = stats.detectable(n, stats.LEVEL, "p_within")
     inside = sum(judge(draw.tolist(), {"within": 0.3 * band})["verdict"] == "equivalent" for draw in draws)
     assert inside / trials == pytest.approx(0.8, abs=0.05)
 
 
 def test_what_seeds_can_see_is_that_of_the_tables_and_of_five_nothing_two_sided():
     # Cohen 1988: d = 0.5, one sample, two-sided 0.05, 80%: 34 pairs; d = 0.8: 15 pairs
-    assert stats.detectable(34, 0.025)[0] == pytest.approx(0.495, abs=0.005)
-    assert stats.detectable(15, 0.025)[0] == pytest.approx(0.78, abs=0.01)
-    assert stats.detectable(5, 0.025) == (math.inf, math.inf) and math.isfinite(stats.detectable(5, 0.05)[0])
+    assert stats.detectable(34, 0.025, "p") == pytest.approx(0.495, abs=0.005)
+    assert stats.detectable(15, 0.025, "p") == pytest.approx(0.78, abs=0.01)
+    assert stats.detectable(5, 0.025, "p") == stats.detectable(5, 0.025, "p_within") == math.inf
+    assert math.isfinite(stats.detectable(5, 0.05, "p"))
 
 
 # -- Two modes ---------------------------------------------------------------------------------------------------------

@@ -34,22 +34,21 @@ def main(argv):
     file = Path(spec.submodule_search_locations[0]) / "data" / "summaries_en-us.json"
     articles = json.loads(file.read_text(encoding="utf-8")).values()
     texts = [article["extract"] for article in articles]
-    write("english", [(text, i % 20 == 0) for i, text in enumerate(texts)])
+    write("val/english", texts[::20])
+    write("train/english", [text for i, text in enumerate(texts) if i % 20])
     sources = read_sources()
     packages = {path: path.split("/")[0] for path in sources}
     of_val = sorted(set(packages.values()))[::20]
-    write("python", [(text, packages[path] in of_val) for path, text in sources.items()])
+    write("val/python", [text for path, text in sources.items() if packages[path] in of_val])
+    write("train/python", [text for path, text in sources.items() if packages[path] not in of_val])
 
 
-def write(name: str, texts: list[tuple[str, bool]]) -> None:
-    """Writes out/texts/{train,val}/NAME.txt, the texts (text, whether it is for validation) one behind the other with
-    an empty line between."""
-    for split in ("train", "val"):
-        chosen = [text for text, is_val in texts if is_val == (split == "val")]
-        path = OUT / split / f"{name}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n\n".join(chosen), encoding="utf-8")
-        print(f"{path}: {len(chosen):,} texts, {path.stat().st_size:,} bytes")
+def write(name: str, texts: list[str]) -> None:
+    """Writes out/texts/NAME.txt, the texts one behind the other with an empty line between."""
+    path = OUT / f"{name}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(texts), encoding="utf-8")
+    print(f"{path}: {len(texts):,} texts, {path.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
