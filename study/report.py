@@ -191,9 +191,8 @@ def sink_curves(rows: list[dict], path: Path) -> Path | None:
             curves_of[name][row["arm"]].append(curve)
     if not curves_of:
         return None
-    panels = dict(sorted(curves_of.items()))
     last = {}
-    for arm, curves in panels.get("effective sink, other queries", {}).items():
+    for arm, curves in curves_of.get("effective sink, other queries", {}).items():
         last[arm] = [curve[-1][1] for curve in curves]
     ends = finite_means(last)
     title = "What the first token gets"
@@ -205,18 +204,19 @@ def sink_curves(rows: list[dict], path: Path) -> Path | None:
             title += f"; without a gate {ends['none']:.3f}"
     label = "share of the weight, share of the stream, norm over the median, gate (1: open)"
     label += "   ← smaller sink"
-    return curve_panels(panels, path, title=title, ylabel=label, sharey=False, ylim=(0, None))
+    return curve_panels(curves_of, path, title=title, ylabel=label, sharey=False, ylim=(0, None))
 
 
 def sinks_of(point: dict) -> dict[str, float | None]:
     """{name: number, or None} of the sinks of a run at one step: of weights and effective sinks at
     "other" queries alone, since at those of a named kind the head is at work; of gates by kind."""
+    other = point["other"]
     numbers = {
+        "weight on token 0, other queries": other["share"],
+        "effective sink, other queries": other["effective"],
         "value norm of token 0 / median": point["value_norm"],
-        "weight on token 0, other queries": point["other"]["share"],
-        "effective sink, other queries": point["other"]["effective"],
     }
-    for kind in point.keys() - {"step", "value_norm"}:
+    for kind in sorted(point.keys() - {"step", "value_norm"}):
         for position, mean in point[kind]["gate_mean"].items():
             numbers[f"gate on {position}, {kind} queries"] = mean
     return numbers
