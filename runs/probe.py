@@ -57,15 +57,15 @@ class Seen:
     """What one layer computed in a pass. A tensor is None if the mixer has a `forward` of its own
     that makes no such tensor."""
 
-    mixer: Mixer | None = None
-    x: torch.Tensor | None = None  # (B, T, C), the input of the mixer
-    y: torch.Tensor | None = None  # (B, T, C), its output
-    projection: Projection | None = None  # what the mixer's `read` got
-    o: torch.Tensor | None = None  # what `read` returned
-    readout: torch.Tensor | None = None  # (B, T, H D), what out_proj got
-    projected: torch.Tensor | None = None  # (B, T, C), what out_proj returned
-    stream: torch.Tensor | None = None  # (B, T, C), the input of the block
-    residual: torch.Tensor | None = None  # (B, T, C), its output
+    mixer: Mixer = None
+    x: torch.Tensor = None  # (B, T, C), the input of the mixer
+    y: torch.Tensor = None  # (B, T, C), its output
+    projection: Projection = None  # what the mixer's `read` got
+    o: torch.Tensor = None  # what `read` returned
+    readout: torch.Tensor = None  # (B, T, H D), what out_proj got
+    projected: torch.Tensor = None  # (B, T, C), what out_proj returned
+    stream: torch.Tensor = None  # (B, T, C), the input of the block
+    residual: torch.Tensor = None  # (B, T, C), its output
     # {name of a gate: its calls, in their order}. The name is the gate's position if it is a
     # mixer's, its path in the block if it is another of a block, else its path in the model
     calls: dict[str, list[GateCall]] = field(default_factory=dict)
@@ -109,11 +109,8 @@ def probe(
                 f"meters: the hidden state of a block is {tuple(seen.stream.shape)}, not the expected "
                 f"(batch, tokens, n_embd), {expected}; train with --meters=false"
             )
-        seen.has_weights = (
-            block.mixer.explicit_weights is not None
-            and seen.projection is not None
-            and seen.readout is not None
-        )
+        needed = (block.mixer.explicit_weights, seen.projection, seen.readout)
+        seen.has_weights = all(part is not None for part in needed)
         results.append(measure(seen))
         seen = Seen()
 
@@ -273,9 +270,9 @@ def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     norms = [None] * H
     if seen.has_weights:
         # what the sink is a share of: docs/meters.md
-        kind = "share" if mixer.has_positive_weights else "proxy"
-        if isinstance(mixer, Softmax) and mixer.has_positive_weights:
-            kind = "weights"
+        kind = "proxy"
+        if mixer.has_positive_weights:
+            kind = "weights" if isinstance(mixer, Softmax) else "share"
         by_query = query_meters(seen)
         sizes = at_least_float32(seen.projection.v).norm(dim=-1)  # (B, T, Hk)
         median = sizes[:, 1:].median(1).values.clamp(min=1e-30)
@@ -469,8 +466,8 @@ def training_meters(
 ) -> dict:
     """The `summary` of one forward pass on the first rows of the validation split, for a line of
     metrics.jsonl. tokens: at most so many are read, but never fewer than four rows."""
-    most = min(tokens, TRAINING_TOKENS)
-    rows = max(4, most // dataset.longest("val", block_size))
+    length = dataset.longest("val", block_size)
+    rows = max(4, min(tokens, TRAINING_TOKENS) // length)
     inputs, targets = first_rows(dataset, "val", rows, block_size)
     device = model.wte.weight.device
     inputs = inputs[:, :TRAINING_LENGTH].to(device)
@@ -494,11 +491,10 @@ def summary(layers: list[dict], T: int) -> dict:
         of_kind = [sink["kinds"][name] for sink in sinks]
         kinds[name] = {number: mean_of(of_kind, number) for number in BY_QUERY}
         kinds[name]["gate_mean"] = mean_by_position(of_kind, "mean")
-    by_layer: dict = {"open": {}, "logits": {}}  # by gate, as "3.readout" in layer 3
-    for name, means in by_layer.items():
-        for i, layer in enumerate(layers):
-            for position, mean in mean_by_position([layer], name).items():
-                means[f"{i}.{position}"] = mean
+    gates = {}  # as "3.readout" in layer 3
+    for i, layer in enumerate(layers):
+        for position, gate in layer["gates"].items():
+            gates[f"{i}.{position}"] = gate
     largest: dict = {}
     for name in ("max", "max_over_median"):
         found = [layer["residual"][name] for layer in layers]
@@ -506,8 +502,8 @@ def summary(layers: list[dict], T: int) -> dict:
     return {
         "gate_mean": mean_by_position(layers, "mean"),
         "gate_below_0.1": mean_by_position(layers, "below_0.1"),
-        "gate_open": by_layer["open"],
-        "gate_logits": by_layer["logits"],
+        "gate_open": {name: mean_of([gate], "open") for name, gate in gates.items()},
+        "gate_logits": {name: mean_of([gate], "logits") for name, gate in gates.items()},
         "sink": mean_of(sinks, "share"),
         "to_sink": mean_of(sinks, "to_sink"),
         "sink_baseline": to_json(baseline(T)),
