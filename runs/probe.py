@@ -86,10 +86,23 @@ def probe(
     seen = Seen()
     expected = (*inputs.shape, model.config.n_embd)
 
-    def note(taken, made, method, x, *others, **keys):
-        """method(x, ...): x and what it returns become the fields `taken` and `made`."""
+    def note(block, taken, made, method, x, *others, **keys):
+        """method(x, ...), whose x and output become the fields `taken` and `made`."""
+        nonlocal seen
         output = method(x, *others, **keys)
         vars(seen).update({taken: x, made: output})
+        if made != "residual":
+            return output
+        if x.shape != expected:
+            raise UserError(
+                f"meters: the hidden state of a block is {tuple(x.shape)}, not the expected "
+                f"(batch, tokens, n_embd), {expected}; train with --meters=false"
+            )
+        seen.mixer = block.mixer
+        needed = (seen.mixer.explicit_weights, seen.projection, seen.readout)
+        seen.has_weights = all(part is not None for part in needed)
+        results.append(measure(seen))
+        seen = Seen()
         return output
 
     def note_gate(gate, name, act, y, g):
@@ -99,33 +112,17 @@ def probe(
         seen.calls.setdefault(name, []).append(GateCall(gate, y, g, output))
         return output
 
-    def end_block(block, args, output):
-        nonlocal seen
-        seen.mixer = block.mixer
-        seen.stream = args[0]
-        seen.residual = output
-        if seen.stream.shape != expected:
-            raise UserError(
-                f"meters: the hidden state of a block is {tuple(seen.stream.shape)}, not the expected "
-                f"(batch, tokens, n_embd), {expected}; train with --meters=false"
-            )
-        needed = (block.mixer.explicit_weights, seen.projection, seen.readout)
-        seen.has_weights = all(part is not None for part in needed)
-        results.append(measure(seen))
-        seen = Seen()
-
     with contextlib.ExitStack() as stack:
         for block in model.blocks:
             mixer = block.mixer
             for module, name, taken, made in (
+                (block, "forward", "stream", "residual"),
                 (mixer, "forward", "x", "y"),
                 (mixer, "read", "projection", "o"),
                 (mixer.out_proj, "forward", "readout", "projected"),
             ):
-                noting = functools.partial(note, taken, made, getattr(module, name))
+                noting = functools.partial(note, block, taken, made, getattr(module, name))
                 stack.enter_context(patch.object(module, name, noting))
-            # before FSDP's own, which lets go of the block's weights
-            stack.enter_context(block.register_forward_hook(end_block, prepend=True))
         for path, gate in model.named_modules():
             if isinstance(gate, Gate):
                 name = re.sub(r"^blocks\.\d+\.(mixer\.gates\.)?", "", path)
