@@ -45,10 +45,12 @@ BESIDE_NANOGPT = {"train", "gaterun", "all"}
 
 def main(argv: list[str]) -> None:
     config = configurator.load(BenchConfig, argv, positional="what")
-    choices: dict = {"what": PARTS, "parts": PARTS_OF_GPU, "recipes": RECIPES | LOWEST}
-    for key, known in choices.items():
+    for key, known in (("what", PARTS), ("parts", PARTS_OF_GPU)):
         for name in getattr(config, key):
             check_choice(key, name, (*known, "all"))
+    for name in config.recipes:
+        if name not in (*RECIPES, *LOWEST, "all"):
+            raise UserError(f"recipes={name!r}: speed/gaterun.py lists them")
     if config.against:
         files.find_path(config.against)
     elif BESIDE_NANOGPT & set(config.what):

@@ -365,8 +365,9 @@ def readout_factor(seen: Seen) -> torch.Tensor:
         gate, y, _, output = calls[-1]
         if gate in (*seen.mixer.before_norm, *seen.mixer.after_norm):
             steps.append((y, calls[-1].value() if gate.is_factor else 1.0, output))
+    steps.append((seen.readout.view_as(o), 1.0, None))
     factor: Any = 1.0
-    for y, value, output in (*steps, (seen.readout.view_as(o), 1.0, None)):
+    for y, value, output in steps:
         # by what stands in front of it, as the norm
         change = torch.where(o == 0, 0.0, at_least_float32(y) / at_least_float32(o))
         factor = factor * change * value
@@ -488,10 +489,13 @@ def summary(layers: list[dict], T: int) -> dict:
         of_kind = [sink["kinds"][name] for sink in sinks]
         kinds[name] = {number: mean_of(of_kind, number) for number in BY_QUERY}
         kinds[name]["gate_mean"] = mean_by_position(of_kind, "mean")
-    gates = {}  # as "3.readout" in layer 3
+    openness = {}  # by gate, as "3.readout" in layer 3
+    logits = {}
     for i, layer in enumerate(layers):
         for position, gate in layer["gates"].items():
-            gates[f"{i}.{position}"] = gate
+            name = f"{i}.{position}"
+            openness[name] = mean_of([gate], "open")
+            logits[name] = mean_of([gate], "logits")
     largest: dict = {}
     for name in ("max", "max_over_median"):
         found = [layer["residual"][name] for layer in layers]
@@ -499,8 +503,8 @@ def summary(layers: list[dict], T: int) -> dict:
     return {
         "gate_mean": mean_by_position(layers, "mean"),
         "gate_below_0.1": mean_by_position(layers, "below_0.1"),
-        "gate_open": {name: mean_of([gate], "open") for name, gate in gates.items()},
-        "gate_logits": {name: mean_of([gate], "logits") for name, gate in gates.items()},
+        "gate_open": openness,
+        "gate_logits": logits,
         "sink": mean_of(sinks, "share"),
         "to_sink": mean_of(sinks, "to_sink"),
         "sink_baseline": to_json(baseline(T)),

@@ -43,7 +43,8 @@ def train(config: BenchConfig, rows: Rows) -> None:
         keys["vocab_size"] = vocab_size
         for dtype in ("float32", "bfloat16"):
             in_dtype = replace(config, dtype=dtype)
-            ours, theirs = (Side(in_dtype, name, **keys) for name in ("softmax", NANOGPT))
+            ours = Side(in_dtype, "softmax", **keys)
+            theirs = Side(in_dtype, NANOGPT, **keys)
             rows.compare(f"step in {dtype}, {vocab_size:,} ids, nanoGPT / ours", theirs, ours)
 
 
