@@ -161,8 +161,7 @@ def add_scores(
     position of a row, or of a document of packed rows: in sums[0] those of the labels behind a
     string that is new to it, in sums[1] of those behind a repeated one (`is_repeated`)."""
     labelled = targets != IGNORE
-    options = {} if document is None else {"document": document}
-    hidden = model.features(inputs, **options)[0][labelled]  # (n, C), of the n labels
+    hidden = model.features(inputs, document=document)[0][labelled]  # (n, C), of the n labels
     if document is None:
         document = torch.zeros_like(inputs)
     chunks = hidden.split(CHUNK_TOKENS)
@@ -316,11 +315,9 @@ def main(argv: list[str]) -> None:
 
 
 def run(config: EvaluateConfig, processes: Processes) -> None:
-    rope = {}
-    for name in ("rope_scaling", "rope_factor"):
-        if getattr(config, name) is not None:
-            rope[name] = getattr(config, name)
-    model, checkpoint = load_model(config.checkpoint, processes.device, **rope)
+    rope = {"rope_scaling": config.rope_scaling, "rope_factor": config.rope_factor}
+    given = {name: value for name, value in rope.items() if value is not None}
+    model, checkpoint = load_model(config.checkpoint, processes.device, **given)
     name = config.dataset or checkpoint.get("data", {}).get("mixture")
     dataset = data_of(checkpoint, name, config.mask_documents)
     check_vocabulary(model.config.vocab_size, checkpoint, dataset)

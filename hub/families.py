@@ -127,7 +127,6 @@ KEYS_OF_MAMBA2 = BASE | {
 }
 
 # What fields may be that no tensor shows, in every family
-NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])  # which is no JSON
 ALLOWED: dict[str, tuple] = {
     "hidden_act": ("silu", "swish"),
     "use_sliding_window": (False,),
@@ -146,7 +145,7 @@ ALLOWED: dict[str, tuple] = {
     "attn": (None,),  # softmax layers between the others
     # of Mamba-2
     "norm_before_gate": (False,),
-    "time_step_limit": NO_LIMIT,
+    "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),  # none; JSON has no inf
 }
 # What those fields are that a config.json leaves out
 DEFAULTS: dict[str, Any] = {
@@ -266,7 +265,7 @@ class Family(NamedTuple):
     keys: dict[str, str]  # {our key: the field that it is}
     defaults: dict[str, Any]  # of fields that a config.json may leave out
     read: Callable[[dict, str], dict]  # (config.json, family): the keys that are not one field
-    always: dict[str, Any] = {"mlp": "swiglu"}  # keys that every model has
+    always: dict[str, Any] = {}  # keys that every model has, beside mlp=swiglu
     allowed: dict[str, tuple] = {}  # beside ALLOWED: {field: what it may be}
 
 
@@ -291,7 +290,7 @@ FAMILIES = {  # by model_type, but for nanogpt
         keys=KEYS_OF_QWEN3_5,
         defaults=DEFAULTS | {"head_dim": 256, PARTIAL: 0.25},
         read=read_qwen3_5,
-        always={"mlp": "swiglu", "qk_norm": True},
+        always={"qk_norm": True},
     ),
     "gpt2": GPT2,
     "mistral": LLAMA._replace(defaults=DEFAULTS | {"sliding_window": 4096}),
@@ -301,16 +300,16 @@ FAMILIES = {  # by model_type, but for nanogpt
         names=NAMES_OF_FLA | {"mixer.norm": "attn.g_norm"},
         allowed={"use_short_conv": (False,)},  # here it has no SiLU
         defaults=DEFAULTS_OF_FLA | {"expand_k": 0.5, "use_short_conv": False},
-        always={"mlp": "swiglu", "attention": "gla", "gate": "native"},
+        always={"attention": "gla", "gate": "native"},
     ),
     "gated_deltanet": FLA._replace(
         allowed={"use_gate": (True,)},
         defaults=DEFAULTS_OF_FLA | {"expand_v": 2.0},
-        always={"mlp": "swiglu", "attention": "gated_deltanet", "gate": "native"},
+        always={"attention": "gated_deltanet", "gate": "native"},
     ),
     "delta_net": FLA._replace(
         allowed={"use_gate": (False,)},
-        always={"mlp": "swiglu", "attention": "deltanet"},
+        always={"attention": "deltanet"},
     ),
     "mamba2": Family(
         NAMES_OF_MAMBA2,
@@ -336,7 +335,7 @@ def keys_of(config: dict, block_size: int) -> dict[str, Any]:
     for field in config.keys() & allowed.keys():
         check_choice(field, config[field], allowed[field])
     given = {key: config[field] for key, field in family.keys.items() if field in config}
-    keys = family.always | given | family.read(config, name)
+    keys = {"mlp": "swiglu"} | family.always | given | family.read(config, name)
     if "mlp_width" in keys:
         keys["mlp_ratio"] = mlp_ratio_of(keys.pop("mlp_width"), keys["n_embd"], keys["mlp"])
     if "heads" in keys:

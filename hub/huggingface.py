@@ -16,7 +16,7 @@ import torch
 
 from base import configurator
 from base.configurator import UserError
-from base.files import claim, new_folder, one_line, read_json, write_whole
+from base.files import claim, new_folder, one_line, read_json, write_bytes
 from base.tensors import check_tensors, import_safetensors, load_torch, save_folder
 from data.tokenizer import TOKENIZER_FILE, FileTokenizer
 from hub.families import FAMILIES, OF_NANOGPT, keys_of
@@ -159,6 +159,6 @@ def export_to(
     old = TOKENIZER_FILES if claim(Path(folder), "export", overwrite) else ()
     with new_folder(Path(folder), "config.json", old) as new:
         for name, content in texts.items():
-            write_whole(new / name, lambda file, content=content: file.write(content))
+            write_bytes(new / name, content)
         save_folder(new, weights, about)
     return ", ".join(["model.safetensors", "config.json", *texts])

@@ -29,7 +29,7 @@ def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> 
     weight = bad_weight(model)
     if weight is not None:
         return weight
-    bad = []
+    bad: list[str] = []
 
     def look_at(name, module, inputs, output):
         output = output[0] if isinstance(output, tuple) else output
@@ -43,24 +43,22 @@ def first_bad_tensor(model: torch.nn.Module, losses: Iterable[torch.Tensor]) -> 
         loss.backward()
     for hook in hooks:
         hook.remove()
-    if bad:
-        return bad[0]
+    # every process asks for every gradient, also where its own output was bad
     for name, p in reversed(list(model.named_parameters())):
         if p.grad is not None and not all_finite(p.grad):
-            return f"gradient of {name}"
-    return None
+            bad.append(f"gradient of {name}")
+    return bad[0] if bad else None
 
 
 def closed_gates(row: dict, earlier: list[dict]) -> tuple[list[str], list[str]]:
     """(the names of the gates that count as closed, as "3.readout" in layer 3; a line to print for each
     of them that had not before). row: an evaluation's, with `meters` as runs/probe.py's summary
     gives them; earlier: the rows of the run's evaluations before it."""
-    first = row
     known = set()
-    for before in reversed(earlier):
+    for before in earlier:
         known.update(before.get("gate_closed", []))
-        if "gate_logits" in before.get("meters", {}):
-            first = before
+    measured = [one for one in (*earlier, row) if "gate_logits" in one.get("meters", {})]
+    first = measured[0]
     names = []
     notes = []
     for name, logits in row["meters"]["gate_logits"].items():

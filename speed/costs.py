@@ -2,7 +2,6 @@
 and a chunked form cost."""
 
 import functools
-import math
 import resource
 from collections.abc import Callable
 from dataclasses import replace
@@ -88,7 +87,8 @@ def packing(config: BenchConfig, rows: Rows) -> None:
     keys: dict = dict(n_layer=2, n_head=4, n_embd=256, block_size=1024, vocab_size=256)
     for name in ("softmax", *RECURRENT):
         plain, packed = (Side(config, name, B=8, **keys) for _ in range(2))
-        packed.document = packed_documents(*plain.batch[0].shape).to(config.device)
+        document = packed_documents(*plain.batch[0].shape).to(config.device)
+        packed.step_model = functools.partial(packed.step_model, document=document)
         rows.compare(f"{name}: step on packed documents / on plain text", packed, plain)
 
 
@@ -173,8 +173,7 @@ def readout(**inputs: Any) -> torch.Tensor:
 
 
 def cosformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
-    cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
+    cos, sin = layers.Angles(layers.quarter_turn, q.shape[1])(q, 0)
     q, k = (fast.CosSinFeatures.apply(x.relu(), cos, sin) for x in (q, k))
     o = readout(q=q, k=k, v=F.pad(v, (0, 1), value=1.0))
     return o[..., :-1] / o[..., -1:].clamp(min=1e-6)

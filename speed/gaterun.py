@@ -123,11 +123,6 @@ def gaterun(config: BenchConfig, rows: Rows) -> None:
             rows.ratio(f"{name}: processor time, ours / nanoGPT's", seconds, of_theirs)
 
 
-def constant_sizes(step: int, train: TrainConfig) -> tuple[int, int]:
-    """(rows, their tokens) of a step's batch."""
-    return train.batch_size, train.block_size
-
-
 def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
     """Trains one side with one seed."""
     torch.set_num_threads(1)
@@ -156,7 +151,9 @@ def run_of(config: BenchConfig, folder: str, seed: int, name: str) -> dict:
         )
     seconds = 0.0
     for step in range(train.max_iters):
-        rows, length = ideas.SIZES.get(name, constant_sizes)(step, train)
+        rows, length = train.batch_size, train.block_size
+        if name in ideas.SIZES:
+            rows, length = ideas.SIZES[name](step, train)
         batch = dataset.batch("train", step, seed=seed, batch_size=rows, block_size=length)
         side.batch = batch[:2]
         start = time.process_time()

@@ -18,7 +18,7 @@ import torch
 
 from model import GPT, GPTConfig
 from runs.hardware import autocast, seconds_of
-from runs.parallel import share_out
+from runs.parallel import clip_gradients, share_out
 from speed.config import BenchConfig
 from train import TrainConfig, make_optimizers
 
@@ -57,9 +57,8 @@ class Side:
         shape = (2, B, keys["block_size"])
         batch = torch.randint(keys["vocab_size"], shape, generator=generator)
         self.batch = tuple(batch.to(config.device))
-        self.document: torch.Tensor | None = None  # of packed rows
         self.config = config
-        self.grad_clip = train.grad_clip or float("inf")
+        self.grad_clip = train.grad_clip
         torch.manual_seed(train.seed)
         if name == NANOGPT:
             with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints its size and its groups
@@ -73,7 +72,7 @@ class Side:
                     config.device,
                 )
             self.optimizers = [optimizer]
-            self.step_model = torch.compile(self.model) if compiled else self.model
+            self.step_model: Any = torch.compile(self.model) if compiled else self.model
         else:
             self.model = gpt(GPTConfig(**keys, attention=name))
             self.step_model = step_of(self.model, config, compiled, train)
@@ -81,13 +80,12 @@ class Side:
 
     def loss(self) -> torch.Tensor:
         inputs = [x.to(self.config.device) for x in self.batch]
-        options = {} if self.document is None else {"document": self.document}
         with autocast(self.config.device, self.config.dtype):
-            loss = self.step_model(*inputs, **options)
+            loss = self.step_model(*inputs)
         return loss[1] if isinstance(loss, tuple) else loss  # nanoGPT returns it behind its logits
 
     def clip(self) -> None:
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.grad_clip)
+        clip_gradients(self.model, self.grad_clip)
 
     def update(self) -> None:
         for optimizer in self.optimizers:

@@ -37,7 +37,7 @@ class OfLogits:
     def __init__(self, logits):
         self.logits_of = logits
 
-    def features(self, inputs):
+    def features(self, inputs, document=None):
         return self.logits_of(inputs), None
 
     def logits(self, x):

@@ -212,6 +212,16 @@ def test_what_cannot_be_read_is_one_line_with_the_name_of_the_field(keys, line, 
     assert message.startswith(f"{file}: ") and line in message
 
 
+def test_a_first_token_past_the_vocabulary_is_one_line_also_where_the_tokenizer_alone_is_read(tmp_path, helpers):
+    def change(writer):
+        writer.add_bos_token_id(9999)
+        writer.add_add_bos_token(True)
+
+    file = write(tmp_path / "model.gguf", change=change)
+    for read in (checkpoints.load, lambda file: choose_tokenizer(str(file), [])):
+        assert helpers.error_of(read, file).startswith(f"{file}: ")
+
+
 def test_cut_damaged_and_overlapping_files_are_one_line(tmp_path, helpers):
     file = write(tmp_path / "model.gguf")
     content = file.read_bytes()

@@ -28,7 +28,7 @@ from data.text import prepare as text_prepare
 from hub import export
 from model import GPT, GPTConfig
 from runs import checkpoint as checkpoints
-from runs import memory
+from runs import health, memory
 from runs.hardware import Processes
 
 # -- Numbers that are not finite ---------------------------------------------------------------------------------------
@@ -66,6 +66,19 @@ def test_an_output_that_overflows_is_the_first_bad_tensor(run, tmp_path, capfd):
         run("out", learning_rate=1e12, grad_clip=None, warmup_iters=0)
     assert re.search(r"is not finite at step 1, .*; first bad tensor: output of blocks\.0\.", capfd.readouterr().err)
     assert checkpoints.load(tmp_path / "out")["iter_num"] == 0
+
+
+def test_a_process_whose_own_output_is_bad_asks_for_as_much_as_the_others(monkeypatch):
+    """Of a sharded model each answer is one of all processes, and one that does not ask would leave them waiting."""
+    asked = []
+    monkeypatch.setattr(health, "all_finite", lambda tensor: asked.append(tensor) or bool(tensor.isfinite().all()))
+    model, numbers = torch.nn.Linear(2, 2), {}
+    for x, found in ((1.0, None), (math.nan, "output of the model")):
+        asked.clear()
+        model.zero_grad()
+        assert health.first_bad_tensor(model, (model(torch.full((1, 2), x)).sum() for _ in range(1))) == found
+        numbers[found] = len(asked)
+    assert set(numbers.values()) == {4}  # two weights, two gradients
 
 
 def test_a_validation_loss_that_alone_is_not_finite_ends_a_run_whose_best_stays(run, tmp_path, monkeypatch, capfd):
