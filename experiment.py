@@ -154,8 +154,8 @@ class ExperimentConfig:
             check_named(label, getattr(self, label), self.arms)
         check_named("rate_of", self.rate_of.values(), sorted(self.arms.keys() - self.rate_of))
         for arm in self.arms:
-            is_run = seeds_of_arms(self, [arm])
-            refuse(not is_run, f"seeds_of: {arm}: has none of seeds={self.seeds}")
+            seeds = seeds_of_arms(self, [arm])
+            refuse(not seeds, f"seeds_of: {arm}: has none of seeds={self.seeds}")
 
     def check_runs(self) -> None:
         """Raises UserError for a wrong key of any run, before the first one."""
@@ -180,10 +180,9 @@ class ExperimentConfig:
         return configurator.build(TrainConfig, self.base | self.arms[arm], source=f"arm {arm!r}")
 
     def check_branch(self, arm: str, of: str, at: int) -> None:
-        """Raises UserError for a branch from a checkpoint that the other arm does not keep for each of
-        its seeds, or that lies behind its own end, and for branches in a circle; for another model than
-        that of the checkpoint, and for keys that the branch would have of the other arm, and not of
-        its own."""
+        """Raises UserError for a branch that cannot begin: from a checkpoint that the other arm does not
+        keep for each of its seeds, or that lies behind its own end, or in a circle. Likewise for one
+        that would be of another model than the checkpoint, or take keys of the other arm in silence."""
         check_named("of", [arm, of], self.arms)
         ours = self.keys_of(arm)
         keys = self.keys_of(of)

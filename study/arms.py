@@ -111,8 +111,11 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
 
 def seeds_of_arms(config, arms: Iterable[str]) -> list[int]:
     """The seeds that all of the arms are run with."""
-    of_arms = [config.seeds_of.get(arm, config.seeds) for arm in arms]
-    return sorted(set(config.seeds).intersection(*of_arms))
+    seeds = config.seeds
+    for arm in arms:
+        of_arm = config.seeds_of.get(arm, seeds)
+        seeds = [seed for seed in seeds if seed in of_arm]
+    return seeds
 
 
 def weights_of(text: str) -> dict[str, float]:

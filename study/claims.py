@@ -48,8 +48,8 @@ UNIT_OF = {
 # meters that are fractions
 SHARES = ["share", "uniform", "sink", "to_sink", "sink_max", "sink_baseline", "gate_below_0.1"]
 SHARES += ["induction"]
-# the same of a path that begins with "meters"
-UNIT_OF_METER = UNIT_OF | {"effective": "of the residual stream"} | dict.fromkeys(SHARES, "%")
+# of a path that begins with "meters", and has no name of UNIT_OF
+UNIT_OF_METER = {"effective": "of the residual stream"} | dict.fromkeys(SHARES, "%")
 
 
 def convert(value: float | None, unit: str) -> float | None:
@@ -79,8 +79,13 @@ def unit_of(of: Sequence, weights: dict[str, float]) -> str:
         return "steps"
     if of[0] == "log":
         return "ratio" if is_difference else "geometric mean"
-    units = UNIT_OF_METER if of[0] == "meters" else UNIT_OF
-    return next((units[name] for name in of if name in units), "as in the rows")
+    names = [name for name in of if name in UNIT_OF]
+    if names:
+        return UNIT_OF[names[0]]
+    names = [name for name in of if name in UNIT_OF_METER]
+    if names and of[0] == "meters":
+        return UNIT_OF_METER[names[0]]
+    return "as in the rows"
 
 
 # -- What a claim asks, and what it can show -------------------------------------------------------
@@ -175,8 +180,8 @@ def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list
         # of the seeds in which every arm has a row, whatever the number is
         ran = stats.contrast(rows, question["contrast"], ["seed"])
         missing = [seed for seed in question["seeds"] if seed not in ran]
-        lost = [seed for seed in ran if seed not in values]
-        result = question | {"by_seed": values, "missing": missing, "lost": lost}
+        lost = [seed for seed in question["seeds"] if seed in ran and seed not in values]
+        result = question | {"by_seed": values, "missing": missing, "lost": lost, "modes": None}
         judged.append(result)
         counted = [] if missing and "in" in result else list(values.values())
         families.setdefault(family_of(result), []).append((counted, result))

@@ -37,12 +37,15 @@ def steps_to(row: dict, *where: Any) -> float | None:
         return None
     *part, threshold = where
     sign = -1 if part or row.get("metric") == "val_loss" else 1
-    points = points_of(row, *part).items()
-    return next((step for step, value in points if sign * value > sign * threshold), None)
+    for step, value in points_of(row, *part).items():
+        if value is not None and sign * value > sign * threshold:
+            return step
+    return None
 
 
-def points_of(row: dict, part: str | None = None) -> dict[float, float]:
-    """{step: the metric}, or the loss of a part of the text, where it was evaluated."""
+def points_of(row: dict, part: str | None = None) -> dict[float, float | None]:
+    """{step: the metric, None where it was not finite}; with a part of the text its loss, where it
+    has one."""
     if part is None:
         return dict(row["curve"])
     points = row.get("loss_curve", [])

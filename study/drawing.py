@@ -93,7 +93,8 @@ def curve_panels(
     if spare:
         spare[0].legend(loc="center", **legend)
     else:
-        figure.legend(loc="outside lower center", ncols=min(len(named), 4), **legend)
+        columns = 2 if len(panels) == 1 else 4
+        figure.legend(loc="outside lower center", ncols=min(len(named), columns), **legend)
     return write(figure, path)
 
 

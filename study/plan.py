@@ -48,8 +48,9 @@ class Plan:
             wanted = wanted_scores(config, row["arm"])
             made = row.get("scored", {})  # older rows lack it
             names = [name for name in wanted if made.get(name) == wanted[name]]
-            self.shown.append(row | {"scores": {name: row["scores"].get(name) for name in names}})
-            if row["finite"] and len(names) < len(wanted):
+            scores = {name: row["scores"][name] for name in names if name in row["scores"]}
+            self.shown.append(row | {"scores": scores})
+            if row["finite"] and len(scores) < len(wanted):
                 self.unscored.append(row)
 
     def more(self) -> str:

@@ -137,13 +137,14 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
     without = {pair_of(row): row for row in rows if variant_of(row) == "none"}
     panels = nested_lists()
     for row in rows:
-        twin = without.get(pair_of(row), row)
-        if twin is row:
+        twin = without.get(pair_of(row))
+        if twin is None or variant_of(row) == "none":
             continue
         for title, part in PARTS.items():
             ours, theirs = points_of(row, part), points_of(twin, part)
             steps = list(ours)[1:]  # behind the first evaluation
-            curve = [(step, theirs[step] - ours[step]) for step in steps if step in theirs]
+            steps = [step for step in steps if step in theirs]
+            curve = [(step, number(theirs[step]) - number(ours[step])) for step in steps]
             if curve:
                 panels[title][row["arm"]].append(curve)
     if not panels:

@@ -194,6 +194,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.clip(max=1.0).tolist()
 
 
+@functools.cache
 def subsets(n: int) -> np.ndarray:
     """(subsets, n), 1 for a member, else 0: the empty subset, then all 2^n - 1 others; of more than
     EXACT_SEEDS values RANDOM_PATTERNS others."""
@@ -348,8 +349,9 @@ def detectable(n: int, level: float, test: str) -> float:
     spread of the differences.
 
     test: "p": the effect, a mean so far over the threshold is seen to be over it. "p_within": the
-    band, where the mean is zero, it is seen to lie within so much of zero. Both are infinite if n
-    seeds give no p under the level.
+    band, where the mean is zero, it is seen to lie within so much of zero. It is infinite if n seeds
+    give no p under the level.
+
     Differences are taken as normal. Up to SIMULATED_SEEDS seeds these are quantiles over
     SIMULATIONS sets of differences around zero: a shift of all values shifts the bounds of the test
     with them. Beyond, the effect is that of Student's test, by the noncentral t, and the band

@@ -285,6 +285,7 @@ def test_the_claims_of_an_experiment_stand_in_one_figure(tmp_path, drawn):
     assert (later["unit"], later["estimate"], later["seeds"]["0"]) == ("ratio of steps", 1, 1)
     units = [claims.unit_of(of, {"gated": 1.0}) for of in (["lost", 0.9], ["step_ms"], ["log_steps", 0.9])]
     assert units == ["points", "as in the rows", "steps"]  # results/ has the others
+    assert claims.unit_of(["meters", "kinds", "share", "loss"], {"a": 1.0}) == claims.unit_of(["loss"], {"a": 1.0})
     of_log = [claims.unit_of(["log", "val_loss"], weights) for weights in ({"a": 1.0}, {"a": 1.0, "b": -1.0})]
     assert of_log == ["geometric mean", "ratio"]  # of one arm it is no ratio
     report.claims_figure(records, tmp_path / "claims.png", {})

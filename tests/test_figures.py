@@ -65,6 +65,12 @@ def test_a_gain_is_drawn_where_another_run_of_the_mixer_had_no_gate_the_same_see
     assert report.gain_curves(of_accuracy, tmp_path / "none.png") == []  # the curve is of no loss
     assert mixers == {"fox": "softmax", "xsa": "softmax", "kda_fla": "kda_fla", "gla": "gla"}
     assert report.gain_curves([row | {"loss_curve": []} for row in rows], tmp_path / "gain.png") == []
+    twice = [*rows, *(row | {"arm": "softmax"} for row in rows if row["arm"] == "none")]  # two arms without a gate
+    gap = [row | {"curve": [*row["curve"][:2], [100, None]]} if row["arm"] == "sigmoid" else row for row in twice]
+    report.gain_curves(gap, tmp_path / "gain.png")
+    (axes, _) = drawn["gain.png"].axes
+    assert axes.get_legend_handles_labels()[1] == ["sigmoid"]
+    assert math.isnan(line_of(axes, "sigmoid").get_ydata()[-1])
 
 
 @pytest.mark.parametrize("of, contrast, side", [

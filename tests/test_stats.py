@@ -213,6 +213,7 @@ def test_steps_to_a_threshold_are_censored_at_the_horizon_and_two_censored_runs_
     assert [stats.look_up(unsolved, ["lost", bar]) for bar in (0.25, 0.9)] == [0, 1]
     assert stats.look_up(run_of(0.1, 0.8, horizon=1000, finite=False), ["log_steps", 0.9]) == math.log(1000)
     assert stats.look_up(run_of(3.0, 2.0, 1.0, metric="val_loss"), ["log_steps", 2.5]) == math.log(100)
+    assert stats.look_up(run_of(0.1, None, 0.95), ["log_steps", 0.9]) == math.log(200)  # a gap is not over it
     exactly = run_of(0.1, 0.9, 0.95)  # over the threshold, and not on it
     assert stats.look_up(exactly, ["log_steps", 0.9]) == math.log(200) and stats.look_up(exactly, ["lost", 0.95]) == 1
     assert stats.look_up({"loss": {"far": 2.0}}, ["log", "loss", "far"]) == math.log(2)
