@@ -213,10 +213,10 @@ class Mixer(nn.Module):
         y = self.out_proj(o.flatten(2))  # (B, T, C)
         return self.gated("output", y[:, :, None], x).squeeze(2)  # as one head of width C
 
-    def gated(self, position: str, y: Tensor | None, x: Tensor):
+    def gated(self, position: str, y: Tensor, x: Tensor) -> Tensor:
         """y (B, T, heads, width) with the gate at this position (of gate.POSITIONS), or as it is
-        where the layer has none there, or y is None. x (B, T, C): the layer's normed input."""
-        return self.gates[position](y, x) if y is not None and position in self.gates else y
+        where the layer has none there. x (B, T, C): the layer's normed input."""
+        return self.gates[position](y, x) if position in self.gates else y
 
     def gated_projection(
         self,
@@ -235,8 +235,12 @@ class Mixer(nn.Module):
         v = self.gated("value", p.v, x).to(p.v.dtype)
         # p.skip is v's second path to the readout, and gets the gate of v. p.erase is a second key,
         # and gets that of k
-        skip = self.gated("value", p.skip, x)
-        erase = self.gated("key", p.erase, x)
+        skip = p.skip
+        if skip is not None:
+            skip = self.gated("value", skip, x)
+        erase = p.erase
+        if erase is not None:
+            erase = self.gated("key", erase, x)
         of_levels = None if self.levels is None else self.levels(x, start, document)
         return p.replace(q=q, k=k, v=v, erase=erase, skip=skip, levels=of_levels, document=document)
 
@@ -245,8 +249,14 @@ class Mixer(nn.Module):
         if self.reads_packed and p.levels is None:
             return self.read(p, None, 0)
         # one projection for each length, whose rows are the documents of that length
-        stacks = [p.document.split(y) for y in p.replace(document=None)]
-        outputs = [self.read(Projection(*alone), None, 0) for alone in zip(*stacks, strict=True)]
+        stacks: dict = {}
+        for name, y in p._asdict().items():
+            if name != "document" and y is not None:
+                stacks[name] = p.document.split(y)
+        outputs = []
+        for i in range(len(stacks["q"])):
+            alone = Projection(**{name: of_lengths[i] for name, of_lengths in stacks.items()})
+            outputs.append(self.read(alone, None, 0))
         return p.document.join(outputs)
 
     def read(self, p: Projection, state: dict | None, start: int) -> Tensor:

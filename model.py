@@ -672,12 +672,11 @@ class GPT(nn.Module):
                     f"position='learned': there is no embedding past block_size={self.config.block_size}"
                 )
             x = x + self.wpe.weight[position]
-        states = [None] * len(self.blocks) if state is None else state
         if self.ngrams is not None:
-            x = x + self.ngrams(idx, states[0], documents)
+            x = x + self.ngrams(idx, None if state is None else state[0], documents)
         x = self.dropout(x)
-        for block, of_block in zip(self.blocks, states, strict=True):
-            x = block(x, of_block, start, **options)
+        for i, block in enumerate(self.blocks):
+            x = block(x, None if state is None else state[i], start, **options)
         return self.norm(x), state
 
     @property

@@ -103,8 +103,7 @@ def opened(file: Path) -> tuple[Any, dict[str, Any]]:
 def read_tokenizer(file: Path) -> bytes:
     """The tokenizer.json of a file, without its tensors. Raises UserError, which names the file."""
     try:
-        with one_line("its tokenizer is damaged"):
-            return tokenizer_of(opened(file)[1])
+        return tokenizer_of(opened(file)[1])
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
 
@@ -194,26 +193,31 @@ def tokenizer_of(fields: dict[str, Any]) -> bytes:
         raise UserError(
             f"tokenizer.ggml.pre is {show(pre)}; these can be read: {', '.join(sorted(PATTERNS))}"
         )
-    tokens = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    made = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    types = fields.get("tokenizer.ggml.token_type", [])
-    of_control = []
-    for token, token_type in zip(tokens, types, strict=False):
-        if token_type == CONTROL:
-            of_control.append(tokenizers.AddedToken(token, special=True, normalized=False))
-    made.add_special_tokens(of_control)
+    with one_line("its tokenizer.ggml.tokens or merges are damaged", Exception):
+        tokens = fields["tokenizer.ggml.tokens"]
+        merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+        vocabulary = {token: i for i, token in enumerate(tokens)}
+        made = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+        types = fields.get("tokenizer.ggml.token_type", [])
+        of_control = [
+            tokenizers.AddedToken(token, special=True, normalized=False)
+            for token, token_type in zip(tokens, types, strict=False)
+            if token_type == CONTROL
+        ]
+        made.add_special_tokens(of_control)
     pattern = PATTERNS[pre]
-    cut: list = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)]
-    if pattern:
-        cut.insert(0, pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"))
+    cut: list = []
     if pre == "smollm":
-        cut.insert(0, pre_tokenizers.Digits(individual_digits=True))
+        cut.append(pre_tokenizers.Digits(individual_digits=True))
+    if pattern:
+        cut.append(pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated"))
+    cut.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
     made.pre_tokenizer = pre_tokenizers.Sequence(cut)
     made.decoder = decoders.ByteLevel()
     bos = fields.get("tokenizer.ggml.bos_token_id")
     if fields.get("tokenizer.ggml.add_bos_token") and bos is not None:
+        if not 0 <= bos < len(tokens):
+            raise UserError(f"tokenizer.ggml.bos_token_id is {bos}, of {len(tokens)} tokens")
         first = tokens[bos]
         made.post_processor = processors.TemplateProcessing(
             single=f"{first} $A", pair=f"{first} $A $B", special_tokens=[(first, bos)]

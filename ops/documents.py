@@ -52,12 +52,9 @@ class Documents:
             place += length
         return spans
 
-    def split(self, x) -> list:
-        """(B, n T, ...) -> for each length (documents, n length, ...), as rows of their own, or as
-        many None. Most documents of a text are cut to the same length, and are then read in one
-        call."""
-        if x is None:
-            return [None] * len(self._of_length)
+    def split(self, x: Tensor) -> list[Tensor]:
+        """(B, n T, ...) -> for each length (documents, n length, ...), as rows of their own. Most
+        documents of a text are cut to the same length, and are then read in one call."""
         n = x.shape[1] // self.first.shape[1]
         parts = x.flatten(0, 1).split([n * length for length in self.lengths])
         stacks = []

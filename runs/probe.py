@@ -10,13 +10,13 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
+import torch.nn as nn
 
 from base.configurator import UserError
 from data.shards import Dataset, PackedDocuments
@@ -43,6 +43,7 @@ class GateCall(NamedTuple):
     """One call of a gate: output = act(y, g)."""
 
     gate: Gate
+    name: str
     y: torch.Tensor  # (B, T, heads, width)
     g: torch.Tensor  # (B, T, heads or 1, width or 1)
     output: torch.Tensor  # (B, T, heads, width)
@@ -57,19 +58,101 @@ class Seen:
     """What one layer computed in a pass. A tensor is None if the mixer has a `forward` of its own
     that makes no such tensor."""
 
-    mixer: Mixer = None
-    x: torch.Tensor = None  # (B, T, C), the input of the mixer
-    y: torch.Tensor = None  # (B, T, C), its output
-    projection: Projection = None  # what the mixer's `read` got
-    o: torch.Tensor = None  # what `read` returned
-    readout: torch.Tensor = None  # (B, T, H D), what out_proj got
-    projected: torch.Tensor = None  # (B, T, C), what out_proj returned
-    stream: torch.Tensor = None  # (B, T, C), the input of the block
-    residual: torch.Tensor = None  # (B, T, C), its output
-    # {name of a gate: its calls, in their order}. The name is the gate's position if it is a
-    # mixer's, its path in the block if it is another of a block, else its path in the model
-    calls: dict[str, list[GateCall]] = field(default_factory=dict)
-    has_weights: bool = False  # whether the weight of each value in each readout is known
+    mixer: Mixer | None = None
+    x: torch.Tensor | None = None  # (B, T, C), the input of the mixer
+    y: torch.Tensor | None = None  # (B, T, C), its output
+    projection: Projection | None = None  # what the mixer's `read` got
+    o: torch.Tensor | None = None  # what `read` returned
+    readout: torch.Tensor | None = None  # (B, T, H D), what out_proj got
+    calls: list[GateCall] = field(default_factory=list)  # of all gates, in their order
+    stream: torch.Tensor | None = None  # (B, T, C), the input of the block
+    residual: torch.Tensor | None = None  # (B, T, C), its output
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weight of each value in each readout is known."""
+        return (
+            self.mixer.explicit_weights is not None
+            and self.projection is not None
+            and self.readout is not None
+        )
+
+    def last_call(self, name: str) -> GateCall | None:
+        """Of the gate of this name, if there is one."""
+        calls = [call for call in self.calls if call.name == name]
+        return calls[-1] if calls else None
+
+
+def some_rows(value: Any, rows: slice) -> Any:
+    """A Seen, or a part of one, of these rows of the batch alone."""
+    if isinstance(value, torch.Tensor):
+        return value[rows] if len(value) > 1 else value
+    if isinstance(value, Seen):
+        return Seen(**{name: some_rows(part, rows) for name, part in vars(value).items()})
+    if isinstance(value, list):
+        return [some_rows(part, rows) for part in value]
+    if isinstance(value, tuple):  # a Projection, a GateCall
+        return type(value)(*(some_rows(part, rows) for part in value))
+    return value
+
+
+def names_of_gates(model: nn.Module) -> dict[Gate, str]:
+    """{gate: its name}: its position if it is a mixer's, its path in the block if it is another of a
+    block, else its path in the model."""
+    names = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Gate):
+            names[module] = re.sub(r"^blocks\.\d+\.(mixer\.gates\.)?", "", path)
+    return names
+
+
+@contextlib.contextmanager
+def replaced(module: nn.Module, name: str, wrapper: Callable) -> Iterator[None]:
+    """Inside, module.name(...) is wrapper(the method that it was, ...)."""
+    own = vars(module).get(name)
+    setattr(module, name, functools.partial(wrapper, getattr(module, name)))
+    try:
+        yield
+    finally:
+        delattr(module, name)
+        if own is not None:  # what another one put there
+            setattr(module, name, own)
+
+
+@contextlib.contextmanager
+def recording(mixers: Iterable[Mixer], names: dict[Gate, str]) -> Iterator[Seen]:
+    """Inside, the Seen gets what these mixers and gates compute. At the end all hooks are gone."""
+    seen = Seen()
+
+    def of_mixer(mixer, args, output):
+        seen.mixer = mixer
+        seen.x = args[0]
+        seen.y = output
+
+    def of_out_proj(out_proj, args):
+        seen.readout = args[0]
+
+    def of_read(read, projection, *args, **keys):
+        o = read(projection, *args, **keys)
+        seen.projection = projection
+        seen.o = o
+        return o
+
+    def of_gate(gate, act, y, g):
+        output = act(y, g)
+        if g.dim() == 2:  # a static gate has no B and T
+            g = g.expand(*y.shape[:2], -1, -1)
+        seen.calls.append(GateCall(gate, names[gate], y, g, output))
+        return output
+
+    with contextlib.ExitStack() as stack:
+        for mixer in mixers:
+            stack.enter_context(mixer.register_forward_hook(of_mixer))
+            stack.enter_context(mixer.out_proj.register_forward_pre_hook(of_out_proj))
+            stack.enter_context(replaced(mixer, "read", of_read))
+        for gate in names:
+            stack.enter_context(replaced(gate, "act", functools.partial(of_gate, gate)))
+        yield seen
 
 
 @torch.no_grad()
@@ -79,55 +162,30 @@ def probe(
     """Runs the model, which is in evaluation mode, on inputs (B, T) and calls measure(seen) after
     each block. Returns the results by layer, and the hidden states after the last norm (B, T, C).
 
-    A gate that is in no block, but runs before one, is seen in that layer. The model is left as it
-    was. Raises UserError where an edit has given blocks another hidden state than (B, T, C).
+    A gate that is in no block, but runs before one, is seen in that layer. The model is left
+    without hooks. Raises UserError where an edit has given blocks another hidden state than (B, T,
+    C).
     """
     results = []
-    seen = Seen()
     expected = (*inputs.shape, model.config.n_embd)
 
-    def note(block, taken, made, method, x, *others, **keys):
-        """method(x, ...), whose x and output become the fields `taken` and `made`."""
-        nonlocal seen
-        output = method(x, *others, **keys)
-        vars(seen).update({taken: x, made: output})
-        if made != "residual":
-            return output
-        if x.shape != expected:
+    def of_block(block, args, output):
+        seen.stream = args[0]
+        seen.residual = output
+        if seen.stream.shape != expected:
             raise UserError(
-                f"meters: the hidden state of a block is {tuple(x.shape)}, not the expected "
+                f"meters: the hidden state of a block is {tuple(seen.stream.shape)}, not the expected "
                 f"(batch, tokens, n_embd), {expected}; train with --meters=false"
             )
-        seen.mixer = block.mixer
-        needed = (seen.mixer.explicit_weights, seen.projection, seen.readout)
-        seen.has_weights = all(part is not None for part in needed)
         results.append(measure(seen))
-        seen = Seen()
-        return output
+        vars(seen).update(vars(Seen()))
 
-    def note_gate(gate, name, act, y, g):
-        output = act(y, g)
-        if g.dim() == 2:  # a static gate has no B and T
-            g = g.expand(*y.shape[:2], -1, -1)
-        seen.calls.setdefault(name, []).append(GateCall(gate, y, g, output))
-        return output
-
+    mixers = [block.mixer for block in model.blocks]
     with contextlib.ExitStack() as stack:
+        seen = stack.enter_context(recording(mixers, names_of_gates(model)))
         for block in model.blocks:
-            mixer = block.mixer
-            for module, name, taken, made in (
-                (block, "forward", "stream", "residual"),
-                (mixer, "forward", "x", "y"),
-                (mixer, "read", "projection", "o"),
-                (mixer.out_proj, "forward", "readout", "projected"),
-            ):
-                noting = functools.partial(note, block, taken, made, getattr(module, name))
-                stack.enter_context(patch.object(module, name, noting))
-        for path, gate in model.named_modules():
-            if isinstance(gate, Gate):
-                name = re.sub(r"^blocks\.\d+\.(mixer\.gates\.)?", "", path)
-                noting = functools.partial(note_gate, gate, name, gate.act)
-                stack.enter_context(patch.object(gate, "act", noting))
+            # before FSDP's own, which lets go of the block's weights
+            stack.enter_context(block.register_forward_hook(of_block, prepend=True))
         stack.enter_context(autocast(inputs.device.type, dtype))
         hidden, _ = model.features(inputs)
     return results, hidden
@@ -168,8 +226,9 @@ def gate_meter(gate: Gate, g: torch.Tensor) -> dict:
     open: the mean value, 0 where the activation is least and 1 where it is most; None where it has
     no such bounds. logits: the root mean square of g.
     """
-    g = g.movedim(-2, 0).flatten(1)  # (heads, values)
-    heads = gate.value(g).float().abs()
+    values = gate.value(g).float().abs()
+    heads = values.movedim(-2, 0).flatten(1)  # (heads, values)
+    logits = g.float().movedim(-2, 0).flatten(1)  # (heads, values)
     bounds = bounds_of(gate, g)
     openness = [None] * len(heads)
     if bounds is not None:
@@ -182,7 +241,7 @@ def gate_meter(gate: Gate, g: torch.Tensor) -> dict:
         "below_0.1": to_json((heads < 0.1).float().mean(1)),
         "histogram": to_json(counts / heads.shape[1]),
         "open": openness,
-        "logits": to_json(g.float().square().mean(1).sqrt()),
+        "logits": to_json(logits.square().mean(1).sqrt()),
     }
 
 
@@ -203,23 +262,22 @@ def gate_meters(seen: Seen, mask: torch.Tensor | None = None) -> dict[str, dict]
     """{name: the meter of a gate}, at the tokens of the mask (B, T), which has some; None: at
     all."""
     gates = {}
-    for name, calls in seen.calls.items():
-        logits = []
-        for call in calls:
-            g = call.g
-            if mask is not None:  # a token may have several, as the sub-tokens of deltaproduct
-                g = g.unflatten(1, (mask.shape[1], -1))[mask]
-            logits.append(g.flatten(0, -3))  # (tokens, heads, width)
-        gates[name] = gate_meter(calls[-1].gate, torch.cat(logits))
-    return gates
+    logits: dict = {}
+    for call in seen.calls:
+        g = call.g
+        if mask is not None:  # a token may have several, as the sub-tokens of deltaproduct
+            g = g.unflatten(1, (mask.shape[1], -1))[mask]
+        gates[call.name] = call.gate
+        logits.setdefault(call.name, []).append(g.flatten(0, -3))  # (tokens, heads, width)
+    return {name: gate_meter(gate, torch.cat(logits[name])) for name, gate in gates.items()}
 
 
 def head_gates(seen: Seen) -> torch.Tensor | None:
     """(B, T, H), the mean size of the gate on a head's readout; None if none multiplies it."""
-    calls = seen.calls.get("readout") or seen.calls.get("native")
-    if not calls or not calls[-1].gate.is_factor:
+    call = seen.last_call("readout") or seen.last_call("native")
+    if call is None or not call.gate.is_factor:
         return None
-    return calls[-1].value().abs().mean(-1).expand(-1, -1, seen.mixer.n_head)
+    return call.value().abs().mean(-1).expand(-1, -1, seen.mixer.n_head)
 
 
 # -- What queries get from token 0 -----------------------------------------------------------------
@@ -245,11 +303,8 @@ def query_masks(inputs: torch.Tensor, kinds: dict[str, list[int]]) -> dict[str, 
 def places_of(masks: dict[str, torch.Tensor], length: int) -> dict[str, list[int]]:
     """{kind: its positions among the first `length` tokens of the first row}, without those of kind
     "other"."""
-    places = {}
-    for name, mask in masks.items():
-        if name != "other":
-            places[name] = mask[0, :length].nonzero().flatten().tolist()
-    return places
+    first = {name: mask[0, :length] for name, mask in masks.items() if name != "other"}
+    return {name: row.nonzero().flatten().tolist() for name, row in first.items()}
 
 
 def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
@@ -267,112 +322,118 @@ def sink_meter(seen: Seen, masks: dict[str, torch.Tensor]) -> dict:
     norms = [None] * H
     if seen.has_weights:
         # what the sink is a share of: docs/meters.md
-        kind = "proxy"
-        if mixer.has_positive_weights:
-            kind = "weights" if isinstance(mixer, Softmax) else "share"
-        by_query = query_meters(seen)
-        sizes = at_least_float32(seen.projection.v).norm(dim=-1)  # (B, T, Hk)
+        kind = "share" if mixer.has_positive_weights else "proxy"
+        if isinstance(mixer, Softmax) and mixer.has_positive_weights:
+            kind = "weights"
+        rows = max(1, WEIGHTS_AT_ONCE // (H * T * T))
+        parts = [query_meters(some_rows(seen, slice(i, i + rows))) for i in range(0, B, rows)]
+        for name in BY_QUERY:
+            by_query[name] = torch.cat([part[name] for part in parts])
+        sizes = values_of(seen).norm(dim=-1)  # (B, T, H)
         median = sizes[:, 1:].median(1).values.clamp(min=1e-30)
-        of_keys = (sizes[:, 0] / median).mean(0)
-        norms = to_json(of_keys.repeat_interleave(H // len(of_keys)))
-    is_behind = torch.arange(T, device=seen.x.device).expand(B, T) > 0
-    kinds: dict = {}
-    for name, mask in {None: is_behind, **masks}.items():
-        kinds[name] = {}
-        for number, values in by_query.items():
-            kinds[name][number] = to_json(values.transpose(1, 2)[mask].mean(0))
+        norms = to_json((sizes[:, 0] / median).mean(0))
+
+    def means(mask):
+        found = {}
+        for name, values in by_query.items():
+            found[name] = to_json(values.transpose(1, 2)[mask].mean(0))
+        return found
+
+    kinds = {}
     for name, mask in masks.items():
-        kinds[name]["gates"] = gate_meters(seen, mask) if mask.any() else {}
-    return kinds.pop(None) | {"kind": kind, "value_norm": norms, "kinds": kinds}
+        gates = gate_meters(seen, mask) if mask.any() else {}
+        kinds[name] = means(mask) | {"gates": gates}
+    queries = torch.arange(T, device=seen.x.device) > 0
+    return means(queries.expand(B, -1)) | {"kind": kind, "value_norm": norms, "kinds": kinds}
 
 
-def weights_of(seen: Seen, rows: slice = slice(None)) -> torch.Tensor:
-    """(B, H, T, T) of these rows: each value's weight in each readout, before RMSNorm and gates.
-    UserError without any."""
+def readout_of(seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `read` returned, as the readout (B, T, H, D) and its denominator (B, T, H, 1) behind a
+    gate on it, or 1."""
+    if seen.mixer.norm_kind != "denominator":
+        return seen.o, torch.ones_like(seen.o[:1, :1, :1, :1])
+    call = seen.last_call("denominator")
+    denominator = seen.o[..., -1:] if call is None else call.output
+    return seen.o[..., :-1], denominator.clamp(min=DENOMINATOR_MIN)
+
+
+def weights_of(seen: Seen) -> torch.Tensor:
+    """(B, H, T, T): each value's weight in each readout, before RMSNorm and gates. UserError
+    without any."""
     if not seen.has_weights:
         raise UserError(
             f"{type(seen.mixer).__name__}: its readout is its own, so explicit_weights must be, too"
         )
-    of_rows = {}
-    for name, y in seen.projection._asdict().items():
-        if y is not None and len(y) > 1:
-            of_rows[name] = y[rows]
-    weights = seen.mixer.explicit_weights(seen.projection.replace(**of_rows))
-    if seen.mixer.norm_kind == "denominator":
-        weights = weights / denominator_of(seen)[rows].transpose(1, 2)
-    return weights
-
-
-def denominator_of(seen: Seen) -> torch.Tensor:
-    """(B, T, H, 1), behind a gate on it."""
-    denominator = seen.o[..., -1:]
-    if "denominator" in seen.calls:
-        denominator = seen.calls["denominator"][-1].output
-    return denominator.clamp(min=DENOMINATOR_MIN)
+    weights = seen.mixer.explicit_weights(seen.projection)
+    if seen.mixer.norm_kind != "denominator":  # a division by one would copy them
+        return weights
+    _, denominator = readout_of(seen)
+    return weights / denominator.transpose(1, 2)
 
 
 def query_meters(seen: Seen) -> dict[str, torch.Tensor]:
     """What each query gets from token 0, and how widely it looks: {name of BY_QUERY: (B, H, T)}."""
-    v = at_least_float32(seen.projection.v[:, :1])
-    value = v.repeat_interleave(seen.mixer.n_head // v.shape[2], dim=2)  # (B, 1, H, D), of token 0
-    o = readout_factor(seen) * value  # the readout, with a weight of one on token 0
-    B, T, H, _ = o.shape
-    n = max(1, WEIGHTS_AT_ONCE // (H * T * T))
-    parts: dict = {name: [] for name in BY_QUERY}
-    for i in range(0, B, n):
-        rows = slice(i, i + n)
-        size = weights_of(seen, rows).abs()  # (n, H, T, T)
-        total = size.sum(-1)
-        to_sink = torch.full_like(total, math.nan)
-        if seen.projection.sink is not None:  # softmax weights and the sink's sum to one
-            to_sink = 1 - total
-        whole = (total + to_sink.nan_to_num()).clamp(min=1e-30)
-        # -sum_j a_j ln a_j of the shares a_j = size_j / whole, and of the sink's; a head at a time
-        # stays in the processor's cache
-        entr = [torch.special.entr(of_head).sum(-1) for of_head in size.unbind(1)]
-        of_keys = (torch.stack(entr, 1) + total * whole.log()) / whole
-        of_sink = torch.special.entr(to_sink.clamp(min=0)).nan_to_num()
-        parts["share"].append(size[..., 0] / whole)
-        parts["to_sink"].append(to_sink)
-        parts["effective"].append(size[..., 0] * written_by_heads(seen, o[rows], rows))
-        parts["entropy"].append(of_keys + of_sink)
-    return {name: torch.cat(part) for name, part in parts.items()}
+    size = weights_of(seen).abs()  # (B, H, T, T)
+    value = values_of(seen)[:, :1]  # (B, 1, H, D)
+    # with a weight of one on token 0
+    written = written_by_heads(seen, readout_factor(seen) * value)
+    total = size.sum(-1)
+    to_sink = torch.full_like(total, math.nan)
+    if seen.projection.sink is not None:  # softmax weights and the sink's sum to one
+        to_sink = 1 - total
+    whole = (total + to_sink.nan_to_num()).clamp(min=1e-30)
+    # -sum_j a_j ln a_j of the shares a_j = size_j / whole, and of the sink's; a head at a time
+    # stays in the processor's cache
+    entr = [torch.special.entr(of_head).sum(-1) for of_head in size.unbind(1)]
+    of_keys = (torch.stack(entr, 1) + total * whole.log()) / whole
+    of_sink = torch.special.entr(to_sink.clamp(min=0)).nan_to_num()
+    return {
+        "share": size[..., 0] / whole,
+        "to_sink": to_sink,
+        "effective": size[..., 0] * written,
+        "entropy": of_keys + of_sink,
+    }
 
 
-def written_by_heads(seen: Seen, o: torch.Tensor, rows: slice = slice(None)) -> torch.Tensor:
-    """o (B, T, H, D) of these rows, as out_proj gets it -> (B, H, T): the norm of what each head
-    writes, over that of the stream."""
+def written_by_heads(seen: Seen, o: torch.Tensor) -> torch.Tensor:
+    """o (B, T, H, D), as out_proj gets it -> (B, H, T): the norm of what each head writes, over
+    that of the stream."""
     out = seen.mixer.out_proj.weight.unflatten(1, (seen.mixer.n_head, -1)).to(o.dtype)  # (C, H, D)
     written = torch.einsum("bihd,chd->bihc", o, out)
-    calls = seen.calls.get("output")
-    if calls and calls[-1].gate.is_factor:
-        written = written * calls[-1].value()[rows]
-    stream = at_least_float32(seen.stream[rows])
-    scale = 1 / stream.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+    call = seen.last_call("output")
+    if call is not None and call.gate.is_factor:
+        written = written * call.value()
+    scale = 1 / at_least_float32(seen.stream).norm(dim=-1, keepdim=True).clamp(min=1e-30)
     return (written * scale[:, :, None]).norm(dim=-1).transpose(1, 2)
+
+
+def values_of(seen: Seen) -> torch.Tensor:
+    """v (B, T, H, D) in at least float32, repeated where several heads share it."""
+    v = seen.projection.v
+    return at_least_float32(v).repeat_interleave(seen.mixer.n_head // v.shape[2], dim=2)
+
+
+def ratio(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """after / before, entry by entry; 0 where before is 0."""
+    return torch.where(before == 0, 0.0, at_least_float32(after) / at_least_float32(before))
 
 
 def readout_factor(seen: Seen) -> torch.Tensor:
     """(B, T, H, D): what the pass multiplied the readout by, entry by entry, up to out_proj: its
     norm, its activation, its gates and its scale, but not what a gate added."""
-    o = seen.o
-    if seen.mixer.norm_kind == "denominator":
-        o = o[..., :-1] / denominator_of(seen)
+    o, denominator = readout_of(seen)
+    o = o / denominator
     if seen.projection.skip is not None:
         o = o + seen.projection.skip
-    steps: list[tuple] = []  # (what a gate got, what it multiplied by, what it returned)
-    for calls in seen.calls.values():
-        gate, y, _, output = calls[-1]
-        if gate in (*seen.mixer.before_norm, *seen.mixer.after_norm):
-            steps.append((y, calls[-1].value() if gate.is_factor else 1.0, output))
-    steps.append((seen.readout.view_as(o), 1.0, None))
+    last_call = {call.gate: call for call in seen.calls}
     factor: Any = 1.0
-    for y, value, output in steps:
-        # by what stands in front of it, as the norm
-        change = torch.where(o == 0, 0.0, at_least_float32(y) / at_least_float32(o))
-        factor = factor * change * value
-        o = output
-    return factor
+    for gate in (*seen.mixer.before_norm, *seen.mixer.after_norm):
+        call = last_call[gate]
+        factor = factor * ratio(call.y, o)
+        if gate.is_factor:
+            factor = factor * call.value()
+        o = call.output
+    return factor * ratio(seen.readout.view_as(o), o)
 
 
 # -- All meters of a model -------------------------------------------------------------------------
@@ -398,7 +459,7 @@ def induction_meters(model: GPT, inputs: torch.Tensor, dtype: str) -> list[list]
             return [None] * seen.mixer.n_head
         shares = []
         for i in range(INDUCTION_ROWS):  # the weights of one row at a time
-            size = weights_of(seen, slice(i, i + 1)).abs()  # (1, H, 2 half, 2 half)
+            size = weights_of(some_rows(seen, slice(i, i + 1))).abs()  # (1, H, 2 half, 2 half)
             followed = size.diagonal(1 - half, 2, 3)[..., 1:]  # queries half, half + 1, ...
             shares.append(followed / size[:, :, half:].sum(-1).clamp(min=1e-30))
         return to_json(torch.cat(shares).mean((0, 2)))
@@ -434,7 +495,8 @@ def layer_meters(
 
     layers, hidden = probe(model, inputs, measure, dtype)
     inductions = induction_meters(model, inputs, dtype)
-    for layer, (name, _), induction in zip(layers, model.config.layers(), inductions, strict=True):
+    names = [name for name, _ in model.config.layers()]
+    for layer, name, induction in zip(layers, names, inductions, strict=True):
         layer["mixer"] = name
         layer["induction"] = induction
     return layers, hidden
@@ -464,8 +526,8 @@ def training_meters(
 ) -> dict:
     """The `summary` of one forward pass on the first rows of the validation split, for a line of
     metrics.jsonl. tokens: at most so many are read, but never fewer than four rows."""
-    length = dataset.longest("val", block_size)
-    rows = max(4, min(tokens, TRAINING_TOKENS) // length)
+    most = min(tokens, TRAINING_TOKENS)
+    rows = max(4, most // dataset.longest("val", block_size))
     inputs, targets = first_rows(dataset, "val", rows, block_size)
     device = model.wte.weight.device
     inputs = inputs[:, :TRAINING_LENGTH].to(device)
@@ -484,27 +546,17 @@ def training_meters(
 def summary(layers: list[dict], T: int) -> dict:
     """Means of gates (by position) and sinks over layers and heads, the largest activation."""
     sinks = [layer["sink"] for layer in layers]
+    residuals = [layer["residual"] for layer in layers]
     kinds: dict = {}
     for name in sinks[0]["kinds"]:
         of_kind = [sink["kinds"][name] for sink in sinks]
         kinds[name] = {number: mean_of(of_kind, number) for number in BY_QUERY}
         kinds[name]["gate_mean"] = mean_by_position(of_kind, "mean")
-    openness = {}  # by gate, as "3.readout" in layer 3
-    logits = {}
-    for i, layer in enumerate(layers):
-        for position, gate in layer["gates"].items():
-            name = f"{i}.{position}"
-            openness[name] = mean_of([gate], "open")
-            logits[name] = mean_of([gate], "logits")
-    largest: dict = {}
-    for name in ("max", "max_over_median"):
-        found = [layer["residual"][name] for layer in layers]
-        largest[name] = None if None in found else max(found)  # not finite
     return {
         "gate_mean": mean_by_position(layers, "mean"),
         "gate_below_0.1": mean_by_position(layers, "below_0.1"),
-        "gate_open": openness,
-        "gate_logits": logits,
+        "gate_open": mean_by_gate(layers, "open"),
+        "gate_logits": mean_by_gate(layers, "logits"),
         "sink": mean_of(sinks, "share"),
         "to_sink": mean_of(sinks, "to_sink"),
         "sink_baseline": to_json(baseline(T)),
@@ -512,8 +564,8 @@ def summary(layers: list[dict], T: int) -> dict:
         "entropy": mean_of(sinks, "entropy"),
         "value_norm": mean_of(sinks, "value_norm"),
         "branch": [layer["branch"] for layer in layers],
-        "max_activation": largest["max"],
-        "max_over_median": largest["max_over_median"],
+        "max_activation": maximum(at["max"] for at in residuals),
+        "max_over_median": maximum(at["max_over_median"] for at in residuals),
         "kinds": kinds,
         "induction": [layer["induction"] for layer in layers],
     }
@@ -528,9 +580,23 @@ def mean_by_position(layers: list[dict], name: str) -> dict[str, float | None]:
     return {position: mean_of(its_gates, name) for position, its_gates in gates.items()}
 
 
+def mean_by_gate(layers: list[dict], name: str) -> dict[str, float | None]:
+    """{"LAYER.POSITION", as 3.readout: mean of a number of this gate over its heads}"""
+    means = {}
+    for i, layer in enumerate(layers):
+        for position, gate in layer["gates"].items():
+            means[f"{i}.{position}"] = mean_of([gate], name)
+    return means
+
+
 def mean_of(meters: list[dict], name: str) -> float | None:
     """Over layers and heads that have the number."""
     values = []
     for meter in meters:
         values += [x for x in meter[name] if x is not None]
     return to_json(fmean(values)) if values else None
+
+
+def maximum(values: Iterable[float | None]) -> float | None:
+    """None if one of them is, which was not finite."""
+    return to_json(max(math.inf if x is None else x for x in values))

@@ -2,6 +2,7 @@
 and a chunked form cost."""
 
 import functools
+import math
 import resource
 from collections.abc import Callable
 from dataclasses import replace
@@ -173,7 +174,8 @@ def readout(**inputs: Any) -> torch.Tensor:
 
 
 def cosformer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    cos, sin = layers.Angles(layers.quarter_turn, q.shape[1])(q, 0)
+    angle = torch.arange(q.shape[1], device=q.device) * (math.pi / 2 / q.shape[1])
+    cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
     q, k = (fast.CosSinFeatures.apply(x.relu(), cos, sin) for x in (q, k))
     o = readout(q=q, k=k, v=F.pad(v, (0, 1), value=1.0))
     return o[..., :-1] / o[..., -1:].clamp(min=1e-6)

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model import GPT
-from runs.probe import probe
+from runs.probe import names_of_gates, recording
 
 
 @torch.no_grad()
@@ -82,10 +82,9 @@ def count_flops(call):
 @torch.no_grad()
 def seen_of(mixer, x, stream=None):
     """What the meters see of a mixer that runs alone on x (B, T, C), in a block whose input is stream (None: x)."""
-    stream = x if stream is None else stream
-    block, model = torch.nn.Module(), torch.nn.Module()
-    block.mixer, block.forward = mixer, lambda stream: stream + mixer(x)
-    model.config, model.blocks = mixer.config, torch.nn.ModuleList([block])
-    model.features = lambda idx: (block(stream), None)
-    (seen,), _ = probe(model, x[..., 0], lambda seen: seen)
+    names = {gate: path.removeprefix("gates.") for gate, path in names_of_gates(mixer).items()}
+    with recording([mixer], names) as seen:
+        mixer(x)
+    seen.stream = x if stream is None else stream
+    seen.residual = seen.stream + seen.y
     return seen
