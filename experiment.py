@@ -361,7 +361,9 @@ def listed(config: ExperimentConfig, rows: list[dict]) -> str:
     lines = [name_of(run) for run in plan.lacking]
     lines.append(f"{len(plan.lacking)} of {len(plan.runs)} runs to do{plan.more()}")
     reach = claims.reach_table(config, plan.shown)
-    return "\n".join([*lines, f"\n{reach}"] if reach else lines)
+    if reach:
+        lines.append(f"\n{reach}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

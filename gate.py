@@ -79,12 +79,12 @@ class Gate(nn.Module):
         self.proj = None
         self.static = None
         self.slope = None
-        n_in = self.x_width or config.n_embd
-        rank = native_rank if native else config.gate_rank
         if config.gate_input == "static" and not native:
             # flat: a 1-D parameter gets no weight decay
             self.static = nn.Parameter(torch.empty(size))
         else:
+            n_in = self.x_width or config.n_embd
+            rank = native_rank if native else config.gate_rank
             if rank:
                 self.down = nn.Linear(n_in, rank, bias=False)
                 n_in = rank
@@ -106,7 +106,8 @@ class Gate(nn.Module):
         static."""
         if self.static is not None:
             return self.static.unflatten(-1, self.shape)
-        x = x[..., : self.x_width]  # all, where that is None
+        if self.x_width is not None:
+            x = x[..., : self.x_width]
         if self.down is not None:
             x = self.down(x)
         return self.proj(x).unflatten(-1, self.shape)

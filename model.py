@@ -529,17 +529,17 @@ class NGrams(nn.Module):
         n_tables = self.longest - 1
         self.tables = nn.ModuleList(nn.Embedding(self.rows, config.n_embd) for _ in range(n_tables))
 
-    def init_state(self, B: int, device=None) -> dict:
+    def init_state(self, B: int, device=None) -> Tensor:
         """The ids of the tokens before a text (B, 3): -1, there are none."""
-        return {"ids": torch.full((B, self.longest - 1), -1, device=device)}
+        return torch.full((B, self.longest - 1), -1, device=device)
 
     def forward(self, idx, state: dict | None = None, documents: Documents | None = None):
         """idx (B, T) -> (B, T, C). state: the dict of the first layer, which keeps the last ids."""
         B, T = idx.shape
-        if state is None:
-            state = self.init_state(B, idx.device)
-        ids = torch.cat([state["ids"], idx], dim=1)  # (B, 3 + T)
-        state["ids"] = ids[:, T:].clone()  # a view would keep the whole prefill alive
+        past = self.init_state(B, idx.device) if state is None else state["ids"]
+        ids = torch.cat([past, idx], dim=1)  # (B, 3 + T)
+        if state is not None:
+            state["ids"] = ids[:, T:].clone()  # a view would keep the whole prefill alive
         x: Any = 0.0
         hashed = ids[:, -T:]  # int64, whatever idx is
         for back, table in enumerate(self.tables, start=1):
@@ -729,7 +729,7 @@ class GPT(nn.Module):
         device = device or self.wte.weight.device
         state = [block.mixer.init_state(batch_size, device, dtype, length) for block in self.blocks]
         if self.ngrams is not None:
-            state[0] |= self.ngrams.init_state(batch_size, device)
+            state[0]["ids"] = self.ngrams.init_state(batch_size, device)
         return state
 
     # methods: generate(idx, max_new_tokens, temperature=1.0, ...), and stream, which yields each id

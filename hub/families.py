@@ -265,9 +265,8 @@ class Family(NamedTuple):
     keys: dict[str, str]  # {our key: the field that it is}
     defaults: dict[str, Any]  # of fields that a config.json may leave out
     read: Callable[[dict, str], dict]  # (config.json, family): the keys that are not one field
-    always: dict[
-        str, Any
-    ] = {}  # keys that every model has; mlp is swiglu unless it is here or `read`
+    # keys that every model has; mlp is swiglu, unless these or `read` say otherwise
+    always: dict[str, Any] = {}
     allowed: dict[str, tuple] = {}  # beside ALLOWED: {field: what it may be}
 
 

@@ -104,8 +104,11 @@ def arms_named(config, names: Iterable[str]) -> list[str]:
     itself."""
     arms = []
     for name in names:
-        in_mixers = [arm_name(mixer, name) for mixer in config.mixers if name in config.variants]
-        arms += [arm for arm in in_mixers if arm in config.arms] or [name]
+        of_variant = []
+        if name in config.variants:
+            in_mixers = [arm_name(mixer, name) for mixer in config.mixers]
+            of_variant = [arm for arm in in_mixers if arm in config.arms]
+        arms += of_variant or [name]
     return arms
 
 

@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-import numpy as np
-
 from base import configurator
 from base.configurator import UserError
 from study import stats
@@ -169,10 +167,16 @@ def reach_table(config, rows: list[dict]) -> Table:
 
 
 def judge_claims(config, rows: list[dict], choices: Sequence[dict] = ()) -> list[dict]:
-    """Every question with what stats.judge finds out about it, and by_seed: its values, missing:
-    the seeds in which a run has no row, lost: those in which all have one, but one lacks the number,
-    as that of a run that was not finite does, p_all, modes, and flags: what a reader must know
-    beside the verdict. choices: of learning rates, as plan.choose_rates gives them."""
+    """Every question with what stats.judge finds out about it, and
+
+        by_seed     {seed: its value}
+        missing     seeds in which an arm has no row
+        lost        seeds in which every arm has a row, but one lacks the number: it was not finite
+        p_all       p over all tests of the experiment (correct_over_all)
+        modes       of an outcome with two modes (modes_of), else None
+        flags       what a reader must know beside the verdict
+
+    choices: of learning rates, as plan.choose_rates gives them."""
     judged = []
     families = {}
     for question in questions(config):
@@ -300,7 +304,9 @@ def modes_of(rows: list[dict], question: dict) -> dict | None:
     split = stats.two_modes(list(values.values()))
     if split is None:
         return None
-    is_over = {name: np.greater(of_name, split).tolist() for name, of_name in values.items()}
+    is_over = {}
+    for name, of_name in values.items():
+        is_over[name] = [value > split for value in of_name]
     is_a_difference = len(weights) == 2 and math.prod(weights.values()) < 0
     return {
         "split": f"{convert(split, unit):{UNITS[unit]}} {unit}".lstrip("+"),

@@ -140,10 +140,10 @@ def gain_curves(rows: list[dict], path: Path) -> list[Path]:
         twin = without.get(pair_of(row))
         if twin is None or variant_of(row) == "none":
             continue
+        first, _ = row["curve"][0]  # its loss is far above the others
         for title, part in PARTS.items():
             ours, theirs = points_of(row, part), points_of(twin, part)
-            steps = list(ours)[1:]  # behind the first evaluation
-            steps = [step for step in steps if step in theirs]
+            steps = [step for step in ours if step in theirs and step > first]
             curve = [(step, number(theirs[step]) - number(ours[step])) for step in steps]
             if curve:
                 panels[title][row["arm"]].append(curve)
@@ -266,7 +266,7 @@ def claims_figure(records: list[dict], path: Path, sides: dict[str, str]) -> lis
     )
     for axes, (unit, of_unit) in zip(grid.flat, panels.items(), strict=True):
         is_ratio = unit in ("ratio of steps", "ratio")
-        axes.axvline(is_ratio, color="0.3", linewidth=1)  # no difference: 1 of a ratio, else 0
+        axes.axvline(1.0 if is_ratio else 0.0, color="0.3", linewidth=1)  # no difference
         names = []
         for i, one in enumerate(of_unit):
             claim_line(axes, -i, one, is_ratio)

@@ -99,8 +99,8 @@ def check_rows(config, plan: Plan, out_dir: Path) -> None:
 
 def start_of_branch(run: dict, out_dir: Path) -> Path:
     """The checkpoint that a branch goes on from."""
-    parent = f"{run['branch']['of']}-seed{run['seed']}"
-    return out_dir / parent / kept_checkpoint(run["branch"]["at"])
+    parent = {"arm": run["branch"]["of"], "seed": run["seed"]}
+    return out_dir / name_of(parent) / kept_checkpoint(run["branch"]["at"])
 
 
 def is_ready(run: dict, plan: Plan, out_dir: Path) -> bool:

@@ -116,7 +116,7 @@ def judge(asked: Sequence[tuple[Sequence[float], dict]]) -> list[dict]:
         result[f"{name}_holm"] = p
         if result["student_low"] is not None:  # the values differ
             seen = result["sd"] * detectable(result["n"], LEVEL / len(family) / sides, name)
-            result[f"detectable{name.removeprefix('p')}"] = seen
+            result["detectable" if name == "p" else "detectable_within"] = seen
     for (values, claim), result in zip(asked, judged, strict=True):
         if "mean" in result:
             result["verdict"] = verdict(values, result, either_way="other_than" in claim)

@@ -25,8 +25,10 @@ sys.path.insert(0, str(ROOT))
 import matplotlib.pyplot as plt
 import numpy as np
 import torch.nn.functional as F
+from scipy import stats as scipy_stats
 
 from base import configurator
+from base.configurator import UserError
 from base.files import read_jsonl
 from data.tokenizer import choose_tokenizer
 from evaluate import quantise
@@ -34,7 +36,7 @@ from model import token_losses
 from ops import IGNORE, layers
 from runs import probe
 from runs.checkpoint import load_model
-from study.stats import judge, t_interval
+from study.stats import judge
 
 MODEL = "out/smollm2/exported"
 TEXTS = ("english", "python")
@@ -50,9 +52,9 @@ AT = "ckpt-122.pt"
 
 def main(argv):
     tasks = {"published": published, "heads": heads, "arms": arms, "tables": tables}
-    task = " ".join(argv)
-    configurator.check_choice("what to measure", task, tasks)
-    tasks[task]()
+    if len(argv) != 1 or argv[0] not in tasks:
+        raise UserError(f"name one of {', '.join(tasks)}")
+    tasks[argv[0]]()
 
 
 # -- What is measured --------------------------------------------------------------------------------------------------
@@ -124,11 +126,11 @@ def measure(file: str, path: str, name: str, length: int, with_and_without: tupl
 
 def rounded(x):
     """Numbers to five digits."""
-
-    def parse_float(text):
-        return float(f"{float(text):.5g}")
-
-    return json.loads(json.dumps(x), parse_float=parse_float)
+    if isinstance(x, dict):
+        return {name: rounded(value) for name, value in x.items()}
+    if isinstance(x, list):
+        return [rounded(value) for value in x]
+    return float(f"{x:.5g}") if isinstance(x, float) else x
 
 
 def published():
@@ -165,8 +167,8 @@ def closed(mixer, closed_heads: list[int]):
 @torch.autocast("cpu", torch.bfloat16)
 def heads():
     model, _ = load_model(MODEL)
-    rows = torch.cat([rows_of(text, 2, 512) for text in TEXTS])
-    inputs, targets = map(torch.cat, zip(*[with_bos(row, True) for row in rows], strict=True))
+    pairs = [with_bos(row, True) for text in TEXTS for row in rows_of(text, 2, 512)]
+    inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     whole = list(range(model.config.n_head))
 
     def write(layer, closed_heads):
@@ -189,10 +191,9 @@ def heads():
 
 
 def interval(values: list[float], digits: str) -> str:
-    """The mean with its interval, which identical values do not have."""
-    mean = f"{np.mean(values):{digits}}"
-    low, high = t_interval(values)
-    return mean if low is None else f"{mean} ({low:{digits}} to {high:{digits}})"
+    mean = np.mean(values)
+    half = scipy_stats.t.ppf(0.975, len(values) - 1) * scipy_stats.sem(values)
+    return f"{mean:{digits}} ({mean - half:{digits}} to {mean + half:{digits}})"
 
 
 def mean_over(row: dict, name: str, where: slice = DEEP) -> float:
@@ -200,36 +201,24 @@ def mean_over(row: dict, name: str, where: slice = DEEP) -> float:
     return float(np.mean(row[name][where]))
 
 
-WEIGHT = "weight on the first token, layers 12 to 29"
-LOSS = "loss, nats a token"
-COST = "what 8 bits cost"
-DIGITS = {  # {number of a row: its format}
-    WEIGHT: ".3f",
-    "... of the head that has most": ".3f",
-    "... layers 0 to 11": ".3f",
-    "what is written of it, over the stream": ".4f",
-    "norm of its value, over the median": ".3f",
-    "entropy of a head's weights, nats": ".2f",
-    "largest activation": ",.0f",
-    "... over the layer's median": ",.0f",
-    LOSS: ".3f",
-    COST: ".3f",
+NUMBERS = {
+    "weight on the first token, layers 12 to 29": (lambda row: mean_over(row, "share"), ".3f"),
+    "... of the head that has most": (lambda row: np.max(row["share"]), ".3f"),
+    "... layers 0 to 11": (lambda row: mean_over(row, "share", slice(12)), ".3f"),
+    "what is written of it, over the stream": (lambda row: mean_over(row, "effective"), ".4f"),
+    "norm of its value, over the median": (lambda row: mean_over(row, "value_norm"), ".3f"),
+    "entropy of a head's weights, nats": (lambda row: mean_over(row, "entropy"), ".2f"),
+    "largest activation": (lambda row: max(row["max"]), ",.0f"),
+    "... over the layer's median": (lambda row: max(row["over_median"]), ",.0f"),
+    "loss, nats a token": (lambda row: row["loss"], ".3f"),
+    "what 8 bits cost": (lambda row: row["loss in 8 bits"] - row["loss"], ".3f"),
 }
 
 
-def numbers_of(rows: list[dict]) -> dict[str, np.ndarray]:
-    """{name in DIGITS: the number of each row}"""
-    numbers = []
-    for row in rows:
-        of_row = [mean_over(row, "share"), np.max(row["share"]), mean_over(row, "share", slice(12))]
-        of_row += [mean_over(row, name) for name in ("effective", "value_norm", "entropy")]
-        of_row += [max(row["max"]), max(row["over_median"])]
-        numbers.append([*of_row, row["loss"], row["loss in 8 bits"] - row["loss"]])
-    return dict(zip(DIGITS, np.transpose(numbers), strict=True))
-
-
-def cells(numbers: dict[str, np.ndarray], names: list[str]) -> list[str]:
-    return [interval(numbers[name], DIGITS[name]) for name in names]
+def cell(name: str, rows: list[dict]) -> str:
+    """One of NUMBERS, over rows."""
+    number_of, digits = NUMBERS[name]
+    return interval([number_of(row) for row in rows], digits)
 
 
 def print_table(header: list[str], lines: list[list[str]]) -> None:
@@ -243,8 +232,9 @@ def tables():
     for text in TEXTS:
         for bos, word in ((True, "BOS"), (False, "no BOS")):
             of_column = [row for row in rows if (row["text"], row["bos"]) == (text, bos)]
-            columns[f"{text}, {word}"] = cells(numbers_of(of_column), list(DIGITS))
-    print_table(["", *columns], list(zip(DIGITS, *columns.values(), strict=True)))
+            columns[f"{text}, {word}"] = of_column
+    lines = [[name, *[cell(name, column) for column in columns.values()]] for name in NUMBERS]
+    print_table(["", *columns], lines)
     print()
     changes = table_of_heads()
     draw_layers(rows, changes)
@@ -289,12 +279,12 @@ def table_of_heads() -> dict:
             single[row["layer"], row["heads"][0]] = change
         else:
             of_layers[row["layer"]] = change
-    changes = single.values()
+    in_order = sorted(single, key=single.get, reverse=True)
     print(
-        f"Closed for one head, the loss changes by {min(changes):.4f} to {max(changes):.4f} nats; "
-        f"by more than 0.01 for {sum(x > 0.01 for x in changes)} of {len(single)} heads."
+        f"Closed for one head, the loss changes by {single[in_order[-1]]:.4f} to {single[in_order[0]]:.4f} nats; "
+        f"by more than 0.01 for {sum(x > 0.01 for x in single.values())} of {len(single)} heads."
     )
-    for layer, head in sorted(single, key=single.get, reverse=True)[:5]:
+    for layer, head in in_order[:5]:
         print(f"  layer {layer}, head {head}: {single[layer, head]:+.4f}")
     words = [f"{layer}: {change:+.3f}" for layer, change in of_layers.items()]
     print("By layer, all heads: " + ", ".join(words))
@@ -309,24 +299,32 @@ def table_of_arms():
     for arm in ARMS:
         of_arm = [row for row in rows if row["model"] == arm]
         if of_arm:
-            of_arms[arm] = numbers_of(of_arm)
-    names = [name for name in DIGITS if "0 to 11" not in name and "most" not in name]
-    lines = [[arm, *cells(numbers, names)] for arm, numbers in of_arms.items()]
+            of_arms[arm] = of_arm
+    names = [name for name in NUMBERS if "0 to 11" not in name and "most" not in name]
+    lines = [[arm, *[cell(name, of_arm) for name in names]] for arm, of_arm in of_arms.items()]
     print_table(["arm", *names], lines)
+    weight_of, _ = NUMBERS["weight on the first token, layers 12 to 29"]
+    cost_of, _ = NUMBERS["what 8 bits cost"]
     least = probe.baseline(512)
     halves = {"above": 0, "sides": 1}
     twin = of_arms.pop("none")
-    for arm, numbers in of_arms.items():
-        weights = 0.5 * (twin[WEIGHT] - least) - (numbers[WEIGHT] - least)
-        costs = 0.5 * twin[COST] - numbers[COST]
+    for arm, of_arm in of_arms.items():
+        weights = []
+        costs = []
+        losses = []
+        for a, b in zip(of_arm, twin, strict=True):
+            weights.append(0.5 * (weight_of(b) - least) - (weight_of(a) - least))
+            costs.append(0.5 * cost_of(b) - cost_of(a))
+            losses.append(a["loss"] - b["loss"])
         asked = {
-            "halves the weight's excess": (weights.tolist(), halves),
-            "halves what 8 bits cost": (costs.tolist(), halves),
-            "loss within 0.01": ((numbers[LOSS] - twin[LOSS]).tolist(), {"within": 0.01}),
+            "halves the weight's excess": (weights, halves),
+            "halves what 8 bits cost": (costs, halves),
+            "loss within 0.01": (losses, {"within": 0.01}),
         }
         kind = "" if arm == JUDGED else "exploratory: "
-        found_of = zip(asked.items(), judge(list(asked.values())), strict=True)
-        for (word, (values, _)), found in found_of:
+        for (word, (values, _)), found in zip(
+            asked.items(), judge(list(asked.values())), strict=True
+        ):
             p = found.get("p_holm", found.get("p_within_holm"))
             change = interval(values, "+.4f")
             print(f"{arm}: {word}: {kind}{found['verdict']}, {change}, p (Holm) {p:.2g}")
